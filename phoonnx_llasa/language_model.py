@@ -1,0 +1,299 @@
+"""Prompt ids -> a stream of codes: the ONNX session, its KV cache and the loop over steps."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from phoonnx_llasa.errors import GraphError, ParameterError
+from phoonnx_llasa.sampling import END, Sampler
+
+LOG = logging.getLogger(__name__)
+
+#: Codes of the longest tail with few distinct codes that is still streamed out at once: half a
+#: second, longer than the repeats seen inside speech.
+HOLD_AFTER: Final = 25
+#: Length of such a tail that counts as a loop: two seconds.
+LOOP_LENGTH: Final = 100
+#: What "few" means; a codec's silence and a stuck model use one to three codes.
+LOOP_DISTINCT: Final = 3
+#: How often one piece is resampled before it is ended.
+MAX_RESAMPLES: Final = 3
+#: The silence check looks at this many codes, every half of it.
+SILENCE_WINDOW: Final = 100
+
+_PAST = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+
+
+class Decoder(Protocol):
+    """The model with the KV cache of one call."""
+
+    length: int
+    """Tokens in the cache."""
+
+    def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Append tokens; gives the logits after the last one, float32 [vocab_size], read only."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from ``length`` on."""
+        ...
+
+
+class LanguageModel:
+    """A LLaMA with KV cache as one ONNX graph; thread safe, holds no state of a call.
+
+    Attributes:
+        num_layers, num_kv_heads, head_dim: geometry of the cache, off the graph's inputs.
+        vocab_size: length of a row of logits.
+    """
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, *, path: Path | str = "model.onnx"
+    ) -> None:
+        """Read the geometry off the session's signature.
+
+        Raises:
+            GraphError: inputs or outputs are not those of the contract.
+        """
+        self.session = session
+        shapes = {spec.name: spec.shape for spec in session.get_inputs()}
+        outputs = {spec.name: spec.shape for spec in session.get_outputs()}
+        layers = {int(m[1]) for name in shapes if (m := _PAST.fullmatch(name))}
+        self.num_layers = len(layers)
+        self.past_names = [
+            f"past_key_values.{i}.{part}" for i in range(self.num_layers) for part in _PARTS
+        ]
+        self.present_names = [
+            f"present.{i}.{part}" for i in range(self.num_layers) for part in _PARTS
+        ]
+        needed = {"input_ids", "attention_mask", "position_ids", *self.past_names}
+        produced = {"logits", *self.present_names}
+        if not layers or set(shapes) != needed or not produced <= set(outputs):
+            odd = sorted((needed ^ set(shapes)) | (produced - set(outputs)))
+            raise GraphError(
+                path,
+                "is not a KV-cached language model graph; unexpected or missing inputs and "
+                f"outputs: {', '.join(odd[:6]) or 'past_key_values.*'}",
+            )
+        shape = shapes[self.past_names[0]]
+        vocab_size = outputs["logits"][-1]
+        if len(shape) != 4 or not all(isinstance(n, int) for n in (shape[1], shape[3], vocab_size)):
+            raise GraphError(
+                path, f"cache input has shape {shape}, expected [batch, heads, past, dim]"
+            )
+        self.num_kv_heads: int = shape[1]
+        self.head_dim: int = shape[3]
+        self.vocab_size: int = vocab_size
+
+    def decoder(self) -> Decoder:
+        """An empty cache for one call."""
+        return _GraphDecoder(self)
+
+
+_PARTS: Final = ("key", "value")
+
+
+def open_language_model(
+    model: Path,
+    *,
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
+) -> LanguageModel:
+    """Load a graph and the weights file beside it.
+
+    Raises:
+        GraphError: the file does not load, or is not the contract's graph.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(model), options, providers=list(providers))
+    except Exception as error:  # onnxruntime raises a dozen unrelated classes
+        raise GraphError(model, f"does not load: {error}", hint="fetch the bundle again") from error
+    return LanguageModel(session, path=model)
+
+
+class CodeStream(Iterator[int]):
+    """Codes of one piece, one decode step each, as they are asked for.
+
+    Attributes:
+        codes: all codes given out so far.
+        finished: the last code has been given out.
+        truncated: the cap was hit before the model ended by itself.
+        stalled: the model was stuck in a loop or in silence and the piece was ended.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        prompt_ids: Sequence[int],
+        *,
+        sampler: Sampler,
+        first_code_id: int,
+        max_new: int,
+        seed: Sequence[int] = (0,),
+        is_silent: Callable[[Sequence[int]], bool] | None = None,
+    ) -> None:
+        """Prepare a stream; nothing runs before the first ``next``.
+
+        Args:
+            decoder: an empty cache; this stream is its only user.
+            prompt_ids: what the model is given first.
+            sampler: picks a code or the end from a row of logits; not shared.
+            first_code_id: token id of code 0.
+            max_new: most codes to give out.
+            seed: seeds derived from it are used where a loop is resampled.
+            is_silent: says whether a run of codes is silence; None turns that check off.
+
+        Raises:
+            ParameterError: ``max_new`` is below 1.
+        """
+        if max_new < 1:
+            raise ParameterError("max_new_tokens", max_new, "at least 1")
+        self.codes: list[int] = []
+        self.finished = False
+        self.truncated = False
+        self.stalled = False
+        self._decoder = decoder
+        self._prompt_ids = list(prompt_ids)
+        self._sampler = sampler
+        self._first_code_id = first_code_id
+        self._max_new = max_new
+        self._seed = tuple(seed)
+        self._is_silent = is_silent
+        self._steps = self._run()
+
+    def __next__(self) -> int:
+        try:
+            code = next(self._steps)
+        except StopIteration:
+            self.finished = True
+            raise
+        self.codes.append(code)
+        return code
+
+    def close(self) -> None:
+        """Stop; no further decode step will run."""
+        self._steps.close()
+        self.finished = True
+
+    def _run(self) -> Generator[int, None, None]:
+        path: list[int] = []  # what follows the prompt in the cache; shorter than what was given
+        held: deque[int] = deque()  # sampled, not given out yet
+        tail = _Tail()
+        given = resamples = unchecked = probation = 0
+        logits = self._decoder.feed(self._prompt_ids)
+        while given + len(held) < self._max_new:
+            code = self._sampler.sample(logits, allow_end=given + len(held) > 0)
+            if code == END:
+                break
+            path.append(code)
+            held.append(code)
+            length = tail.append(code)
+            unchecked += 1
+            probation -= 1
+            stuck = 0
+            if length >= LOOP_LENGTH:
+                stuck = length
+            elif length < HOLD_AFTER and probation <= 0:
+                while held:
+                    given += 1
+                    yield held.popleft()
+            if unchecked >= SILENCE_WINDOW // 2 and len(path) >= SILENCE_WINDOW:
+                unchecked = 0
+                if self._is_silent is not None and self._is_silent(path[-SILENCE_WINDOW:]):
+                    stuck = max(stuck, SILENCE_WINDOW)
+            if stuck:
+                held.clear()
+                resamples += 1
+                if resamples > MAX_RESAMPLES or self._sampler.params.temperature == 0:
+                    self.stalled = True
+                    LOG.warning(
+                        "the model was stuck in a loop or in silence; the piece ends at %d codes",
+                        given,
+                    )
+                    return
+                LOG.info("stuck after %d codes; sampling again from a derived seed", given)
+                self._rewind(path, stuck)
+                self._sampler.reseed((*self._seed, resamples))
+                tail = _Tail()
+                unchecked = 0
+                probation = LOOP_LENGTH  # heard only once it is known to be speech again
+                last = path[-1] + self._first_code_id if path else self._prompt_ids[-1]
+                logits = self._decoder.feed([last])
+                continue
+            if given + len(held) < self._max_new:
+                logits = self._decoder.feed([code + self._first_code_id])
+        else:
+            self.truncated = True
+            LOG.warning("speech was cut off at %d codes without an end", self._max_new)
+        yield from held
+
+    def _rewind(self, path: list[int], count: int) -> None:
+        """Take the last ``count`` codes back, and the token before them, to be fed again."""
+        del path[len(path) - count :]
+        self._sampler.forget(count)
+        self._decoder.truncate(len(self._prompt_ids) + len(path) - 1)
+
+
+class _Tail:
+    """Length of the longest tail of codes with at most LOOP_DISTINCT distinct ones."""
+
+    def __init__(self) -> None:
+        self._codes: deque[int] = deque()
+        self._counts: dict[int, int] = {}
+
+    def append(self, code: int) -> int:
+        self._codes.append(code)
+        self._counts[code] = self._counts.get(code, 0) + 1
+        while len(self._counts) > LOOP_DISTINCT:
+            first = self._codes.popleft()
+            self._counts[first] -= 1
+            if not self._counts[first]:
+                del self._counts[first]
+        return len(self._codes)
+
+
+class _GraphDecoder:
+    """The published graph: the cache stays in onnxruntime's own tensors from step to step."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.length = 0
+        empty = np.zeros((1, model.num_kv_heads, 0, model.head_dim), np.float32)
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(empty)
+        self._cache = [value] * len(model.past_names)
+        self._names = ["logits", *model.present_names]
+
+    def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        if not ids:
+            raise ParameterError("ids", list(ids), "at least one token")
+        total = self.length + len(ids)
+        wrap = onnxruntime.OrtValue.ortvalue_from_numpy
+        inputs = dict(zip(self._model.past_names, self._cache, strict=True))
+        inputs["input_ids"] = wrap(np.asarray(ids, np.int64)[None, :])
+        inputs["attention_mask"] = wrap(np.ones((1, total), np.int64))
+        inputs["position_ids"] = wrap(np.arange(self.length, total, dtype=np.int64)[None, :])
+        logits, *self._cache = self._model.session.run_with_ort_values(self._names, inputs)
+        self.length = total
+        row: NDArray[np.float32] = logits.numpy().reshape(-1)
+        return row
+
+    def truncate(self, length: int) -> None:
+        if not 0 <= length <= self.length:
+            raise ParameterError("length", length, f"0 to {self.length}")
+        self._cache = [
+            onnxruntime.OrtValue.ortvalue_from_numpy(
+                np.ascontiguousarray(value.numpy()[:, :, :length])
+            )
+            for value in self._cache
+        ]
+        self.length = length
