@@ -1,0 +1,1 @@
+"""Chores of this repository that are not part of the package."""
