@@ -1,0 +1,1 @@
+"""How the built-in demo bundle was made."""
