@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, cast
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from phoonnx_llasa.compact_decoder import CompactModel
 from phoonnx_llasa.errors import GraphError, ParameterError
 from phoonnx_llasa.sampling import END, Sampler
 
@@ -39,8 +42,13 @@ class Decoder(Protocol):
     length: int
     """Tokens in the cache."""
 
+    @property
+    def row_offset(self) -> int:
+        """Token id of the first entry of a row of logits."""
+        ...
+
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Append tokens; gives the logits after the last one, float32 [vocab_size], read only."""
+        """Append tokens; gives the logits after the last one, float32 [rows], until the next."""
         ...
 
     def truncate(self, length: int) -> None:
@@ -48,13 +56,68 @@ class Decoder(Protocol):
         ...
 
 
+class Model(Protocol):
+    """A loaded language model; thread safe, holds no state of a call."""
+
+    session: onnxruntime.InferenceSession
+    row_offset: int
+    """Token id of the first entry of a row of logits."""
+    num_rows: int
+    """Entries of a row of logits."""
+
+    def decoder(self) -> Decoder:
+        """An empty cache for one call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How the graph of a language model is loaded."""
+
+    compact: bool = True
+    """Re-author the graph over the same weights: about 1.4 times as fast, the same logits."""
+    proof: Literal["auto", "force", "off"] = "auto"
+    """Hold the compact graph against the published one: once per bundle, at every load, never."""
+    proofs: Path | None = None
+    """Folder where proofs are kept; None keeps none."""
+    prepack: bool = False
+    """Copy the weights into onnxruntime's own layout: pays where batches are decoded."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> LoadSettings:
+        """The defaults, changed by PHOONNX_LLASA_GRAPH, PHOONNX_LLASA_PROOF, PHOONNX_LLASA_PREPACK.
+
+        Raises:
+            ParameterError: a variable has a value that means nothing.
+        """
+
+        def choice(name: str, *allowed: str) -> str:
+            value = environment.get(name, "").strip().lower() or allowed[0]
+            if value not in allowed:
+                raise ParameterError(name, environment[name], " or ".join(allowed))
+            return value
+
+        cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cls(
+            compact=choice("PHOONNX_LLASA_GRAPH", "compact", "published") == "compact",
+            proof=cast(
+                "Literal['auto', 'force', 'off']",
+                choice("PHOONNX_LLASA_PROOF", "auto", "force", "off"),
+            ),
+            proofs=cache / "phoonnx_llasa" / "proofs",
+            prepack=choice("PHOONNX_LLASA_PREPACK", "0", "1") == "1",
+        )
+
+
 class LanguageModel:
-    """A LLaMA with KV cache as one ONNX graph; thread safe, holds no state of a call.
+    """The published graph, a LLaMA with KV cache, as it is.
 
     Attributes:
         num_layers, num_kv_heads, head_dim: geometry of the cache, off the graph's inputs.
-        vocab_size: length of a row of logits.
+        num_rows: length of a row of logits, the vocabulary's.
     """
+
+    row_offset = 0
 
     def __init__(
         self, session: onnxruntime.InferenceSession, *, path: Path | str = "model.onnx"
@@ -92,7 +155,7 @@ class LanguageModel:
             )
         self.num_kv_heads: int = shape[1]
         self.head_dim: int = shape[3]
-        self.vocab_size: int = vocab_size
+        self.num_rows: int = vocab_size
 
     def decoder(self) -> Decoder:
         """An empty cache for one call."""
@@ -100,20 +163,69 @@ class LanguageModel:
 
 
 _PARTS: Final = ("key", "value")
+_DEFAULTS: Final = LoadSettings()
 
 
 def open_language_model(
     model: Path,
     *,
+    rows: tuple[int, int],
+    context_length: int,
     providers: Sequence[Any] = ("CPUExecutionProvider",),
+    settings: LoadSettings = _DEFAULTS,
+) -> LanguageModel | CompactModel:
+    """Load a graph and the weights file beside it, as the compact graph where that is possible.
+
+    Args:
+        model: the published graph.
+        rows: first and last token id that may be sampled.
+        context_length: most tokens of one call.
+        providers: onnxruntime execution providers, best first. Only the CPU's runs the compact
+            graph, whose cache lies in main memory.
+        settings: how to load.
+
+    Raises:
+        GraphError: the file does not load, or is not the contract's graph.
+    """
+
+    def published() -> LanguageModel:
+        return open_published(model, providers=providers, prepack=settings.prepack)
+
+    if not settings.compact or list(providers) != ["CPUExecutionProvider"]:
+        return published()
+    from phoonnx_llasa.graph.rewriting import open_proven
+
+    try:
+        return open_proven(
+            model,
+            lambda: published().decoder(),
+            context_length=context_length,
+            rows=rows,
+            prepack=settings.prepack,
+            proof=settings.proof,
+            proofs=settings.proofs,
+        )
+    except GraphError as error:
+        LOG.warning("running the graph as it is, which is slower: %s", error)
+        return published()
+
+
+def open_published(
+    model: Path,
+    *,
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
+    prepack: bool = False,
 ) -> LanguageModel:
-    """Load a graph and the weights file beside it.
+    """Load a graph as it is.
 
     Raises:
         GraphError: the file does not load, or is not the contract's graph.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if not prepack:
+        # The weights stay mapped from their file: no seconds and gigabytes for a second copy.
+        options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         session = onnxruntime.InferenceSession(str(model), options, providers=list(providers))
     except Exception as error:  # onnxruntime raises a dozen unrelated classes
@@ -145,7 +257,8 @@ class CodeStream(Iterator[int]):
         """Prepare a stream; nothing runs before the first ``next``.
 
         Args:
-            decoder: an empty cache; this stream is its only user.
+            decoder: a cache that is empty or holds the beginning of the prompt; this stream is
+                its only user.
             prompt_ids: what the model is given first.
             sampler: picks a code or the end from a row of logits; not shared.
             first_code_id: token id of code 0.
@@ -190,7 +303,7 @@ class CodeStream(Iterator[int]):
         held: deque[int] = deque()  # sampled, not given out yet
         tail = _Tail()
         given = resamples = unchecked = probation = 0
-        logits = self._decoder.feed(self._prompt_ids)
+        logits = self._decoder.feed(self._prompt_ids[self._decoder.length :])
         while given + len(held) < self._max_new:
             code = self._sampler.sample(logits, allow_end=given + len(held) > 0)
             if code == END:
@@ -264,6 +377,8 @@ class _Tail:
 
 class _GraphDecoder:
     """The published graph: the cache stays in onnxruntime's own tensors from step to step."""
+
+    row_offset = 0
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model

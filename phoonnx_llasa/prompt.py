@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ class Prompt:
     ids: tuple[int, ...]
     room: int
     """Codes that may still be generated before the context is full."""
+    shared: int = 0
+    """How many of the first ids every piece of the same preset begins with."""
 
 
 class SpeechTokenizer:
@@ -168,7 +171,11 @@ class PromptBuilder:
             PromptTooLongError: not a single code would fit behind it.
         """
         whole = text if preset is None else f"{preset.text} {text}"
-        ids = [*self._before, *self._tokenizer.encode_text(whole), *self._after]
+        text_ids = self._tokenizer.encode_text(whole)
+        shared = len(self._before)
+        if preset is not None:
+            shared += _common(text_ids, self._tokenizer.encode_text(preset.text))
+        ids = [*self._before, *text_ids, *self._after]
         if preset is not None:
             first = self._tokenizer.first_code_id
             ids.extend(first + code for code in preset.codes)
@@ -177,4 +184,10 @@ class PromptBuilder:
             raise PromptTooLongError(
                 len(ids), self.context_length, hint="use shorter pieces or a shorter preset"
             )
-        return Prompt(tuple(ids), room)
+        return Prompt(tuple(ids), room, shared)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the beginning that two sequences share."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from phoonnx_llasa.bundle import Bundle
 from phoonnx_llasa.codec import Block, Codec, decode_stream, decode_whole, open_codec
+from phoonnx_llasa.compact_decoder import CompactModel
 from phoonnx_llasa.errors import (
     ConfigError,
     GraphError,
@@ -24,8 +25,15 @@ from phoonnx_llasa.errors import (
     PresetError,
     PromptTooLongError,
 )
-from phoonnx_llasa.language_model import CodeStream, LanguageModel, open_language_model
+from phoonnx_llasa.language_model import (
+    CodeStream,
+    Decoder,
+    LoadSettings,
+    Model,
+    open_language_model,
+)
 from phoonnx_llasa.options import Options, parse_options
+from phoonnx_llasa.prefixes import PrefixCache
 from phoonnx_llasa.presets import (
     Preset,
     Voices,
@@ -89,7 +97,7 @@ class Synthesizer:
         bundle: Bundle,
         *,
         tokenizer: SpeechTokenizer,
-        language_model: LanguageModel,
+        language_model: Model,
         codec: Codec,
         voices: Voices,
     ) -> None:
@@ -105,14 +113,21 @@ class Synthesizer:
         self.codec = codec
         self.sample_rate = bundle.config.sample_rate
         self.voices = _fit_references(voices)
-        last = max(tokenizer.first_code_id + tokenizer.num_codes - 1, tokenizer.end_id)
-        if last >= language_model.vocab_size:
+        offset = language_model.row_offset
+        first, last = _speech_rows(tokenizer)
+        if first < offset or last >= offset + language_model.num_rows:
             raise GraphError(
                 bundle.model,
-                f"has {language_model.vocab_size} logits, the tokenizer has ids up to {last}",
+                f"has logits of ids {offset} to {offset + language_model.num_rows - 1}, "
+                f"the tokenizer's speech tokens are {first} to {last}",
                 hint="model and tokenizer belong to different bundles",
             )
-        self._layout = SpeechLayout(tokenizer.first_code_id, tokenizer.num_codes, tokenizer.end_id)
+        self._layout = SpeechLayout(
+            tokenizer.first_code_id - offset, tokenizer.num_codes, tokenizer.end_id - offset
+        )
+        self._prefixes = (
+            PrefixCache(language_model) if isinstance(language_model, CompactModel) else None
+        )
         self._prompts = PromptBuilder(
             tokenizer,
             template=bundle.config.prompt,
@@ -132,12 +147,18 @@ class Synthesizer:
 
     @classmethod
     def open(
-        cls, bundle: Bundle, *, providers: Sequence[Any] = ("CPUExecutionProvider",)
+        cls,
+        bundle: Bundle,
+        *,
+        providers: Sequence[Any] = ("CPUExecutionProvider",),
+        settings: LoadSettings | None = None,
     ) -> Synthesizer:
         """Load everything of a bundle.
 
         Args:
+            bundle: the files.
             providers: onnxruntime execution providers, best first.
+            settings: how the language model is loaded; None takes what the environment says.
 
         Raises:
             BundleError: a file is broken or does not fit the others; the message names it.
@@ -155,7 +176,13 @@ class Synthesizer:
             sample_rate=config.sample_rate,
             providers=providers,
         )
-        model = open_language_model(bundle.model, providers=providers)
+        model = open_language_model(
+            bundle.model,
+            rows=_speech_rows(tokenizer),
+            context_length=config.context_length,
+            providers=providers,
+            settings=settings or LoadSettings.from_environment(),
+        )
         return cls(bundle, tokenizer=tokenizer, language_model=model, codec=codec, voices=voices)
 
     def options(self, extra_params: Mapping[str, Any]) -> Options:
@@ -207,6 +234,8 @@ class Synthesizer:
         seed = secrets.randbits(63) if options.seed is None else options.seed
         pause = np.zeros(round(options.sentence_silence * self.sample_rate), np.float32)
         waiting = deque(pieces)
+        # Without a preset the codec has what was just said to go on from.
+        context: Sequence[int] = () if preset is None else preset.codes
         number = 0
         while waiting:
             piece = waiting.popleft()
@@ -215,27 +244,28 @@ class Synthesizer:
             codes = self._code_stream(piece, preset, options, (seed, number))
             spoken = 0
             with closing(codes):
-                for block in self._decode(codes, preset, options):
+                for block in self._decode(codes, context, options):
                     spoken += len(block.codes)
                     is_last = codes.finished and spoken == len(codes.codes)
                     yield SpeechBlock(
                         block.samples, block.codes, number, piece, codes.truncated and is_last
                     )
             number += 1
-            if preset is None and waiting and not self.bundle.config.single_speaker:
+            if preset is not None:
+                continue
+            context = codes.codes
+            if not self.bundle.config.single_speaker:
                 preset = _invented(piece, codes)
-                if preset is not None:
-                    # The prompts are longer from here on.
-                    waiting = deque(
-                        part
-                        for rest in waiting
-                        for part in self._fit(rest, preset, options.max_chunk_chars)
-                    )
+                # The prompts are longer from here on.
+                waiting = deque(
+                    part
+                    for rest in waiting
+                    for part in self._fit(rest, preset, options.max_chunk_chars)
+                )
 
     def _decode(
-        self, codes: CodeStream, preset: Preset | None, options: Options
+        self, codes: CodeStream, context: Sequence[int], options: Options
     ) -> Iterator[Block]:
-        context = () if preset is None else preset.codes
         if options.stream:
             yield from decode_stream(self.codec, codes, context=context, settings=options.windows)
         elif everything := list(codes):
@@ -245,15 +275,21 @@ class Synthesizer:
         self, piece: str, preset: Preset | None, options: Options, seed: tuple[int, int]
     ) -> CodeStream:
         prompt = self._prompts.build(piece, preset)
+        max_new = max_codes(piece, prompt, options.max_new_tokens)
         return CodeStream(
-            self.language_model.decoder(),
+            self._decoder(prompt, max_new),
             prompt.ids,
             sampler=Sampler(options.sampling, self._layout, seed),
             first_code_id=self.tokenizer.first_code_id,
-            max_new=max_codes(piece, prompt, options.max_new_tokens),
+            max_new=max_new,
             seed=seed,
             is_silent=self._silence_check(preset),
         )
+
+    def _decoder(self, prompt: Prompt, max_new: int) -> Decoder:
+        if self._prefixes is None:
+            return self.language_model.decoder()
+        return self._prefixes.start(prompt.ids, prompt.shared, capacity=len(prompt.ids) + max_new)
 
     def _silence_check(self, preset: Preset | None) -> Callable[[Sequence[int]], bool]:
         def is_silent(codes: Sequence[int]) -> bool:
@@ -282,6 +318,12 @@ class Synthesizer:
         except PromptTooLongError:
             return False
         return room >= _USUAL_CODES_PER_WEIGHT * spoken_weight(piece)
+
+
+def _speech_rows(tokenizer: SpeechTokenizer) -> tuple[int, int]:
+    """First and last id that may be sampled."""
+    last_code = tokenizer.first_code_id + tokenizer.num_codes - 1
+    return min(tokenizer.first_code_id, tokenizer.end_id), max(last_code, tokenizer.end_id)
 
 
 def max_codes(piece: str, prompt: Prompt, asked: int | None) -> int:

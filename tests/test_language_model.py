@@ -1,5 +1,6 @@
 """The loop over steps: codes, caps, ends, loops and silence, on a scripted and on a real model."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from phoonnx_llasa.compact_decoder import CompactModel
 from phoonnx_llasa.errors import GraphError, ParameterError
 from phoonnx_llasa.language_model import (
     HOLD_AFTER,
@@ -15,8 +17,11 @@ from phoonnx_llasa.language_model import (
     MAX_RESAMPLES,
     CodeStream,
     LanguageModel,
+    LoadSettings,
     open_language_model,
+    open_published,
 )
+from phoonnx_llasa.prompt import SpeechTokenizer
 from phoonnx_llasa.sampling import Sampler, SamplingParams, SpeechLayout
 
 FIRST = 10
@@ -192,17 +197,17 @@ def test_a_cap_below_one_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def model(small_bundle: Path) -> LanguageModel:
-    return open_language_model(small_bundle / "model.onnx")
+    return open_published(small_bundle / "model.onnx")
 
 
 def test_the_cache_geometry_is_read_off_the_graph(model: LanguageModel, small_bundle: Path) -> None:
     graph = onnx.load(small_bundle / "model.onnx", load_external_data=False).graph
     assert 2 * model.num_layers == sum("past_key" in value.name for value in graph.input)
-    assert model.vocab_size > 256
+    assert model.num_rows > 256
 
 
 def test_one_call_or_many_give_the_same_logits(model: LanguageModel) -> None:
-    ids = [int(i) for i in np.random.default_rng(0).integers(0, model.vocab_size, 40)]
+    ids = [int(i) for i in np.random.default_rng(0).integers(0, model.num_rows, 40)]
     at_once = model.decoder()
     expected = at_once.feed(ids).copy()
     step_by_step = model.decoder()
@@ -213,7 +218,7 @@ def test_one_call_or_many_give_the_same_logits(model: LanguageModel) -> None:
 
 
 def test_what_was_taken_back_leaves_no_trace(model: LanguageModel) -> None:
-    ids = [int(i) for i in np.random.default_rng(1).integers(0, model.vocab_size, 30)]
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, model.num_rows, 30)]
     clean = model.decoder()
     expected = clean.feed(ids).copy()
     rolled_back = model.decoder()
@@ -233,10 +238,89 @@ def test_two_calls_do_not_share_a_cache(model: LanguageModel) -> None:
 
 def test_another_graph_is_refused_with_what_differs(small_bundle: Path) -> None:
     with pytest.raises(GraphError, match=r"xcodec2_decoder\.onnx.*not a KV-cached language model"):
-        open_language_model(small_bundle / "xcodec2_decoder.onnx")
+        open_published(small_bundle / "xcodec2_decoder.onnx")
 
 
 def test_a_graph_that_does_not_load_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"garbage")
     with pytest.raises(GraphError, match=r"model\.onnx: does not load"):
-        open_language_model(tmp_path / "model.onnx")
+        open_published(tmp_path / "model.onnx")
+
+
+# --- which graph runs ---------------------------------------------------------------------------
+
+
+def open_small(bundle: Path, **settings: object) -> LanguageModel | CompactModel:
+    tokenizer = SpeechTokenizer(bundle / "tokenizer.json")
+    ids = (tokenizer.first_code_id, tokenizer.first_code_id + 255, tokenizer.end_id)
+    return open_language_model(
+        bundle / "model.onnx",
+        rows=(min(ids), max(ids)),
+        context_length=2048,
+        settings=LoadSettings(**settings),  # type: ignore[arg-type]
+    )
+
+
+def test_the_compact_graph_runs_once_it_is_proved(
+    small_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(open_small(small_bundle, proofs=tmp_path), CompactModel)
+    (proof,) = tmp_path.iterdir()
+    assert json.loads(proof.read_text())["passed"] is True
+
+    def never(*args: object, **kwargs: object) -> None:
+        pytest.fail("the proof was made again")
+
+    monkeypatch.setattr("phoonnx_llasa.language_model.open_published", never)
+    assert isinstance(open_small(small_bundle, proofs=tmp_path), CompactModel)
+    assert isinstance(open_small(small_bundle, proof="off"), CompactModel)
+
+
+def test_a_proof_can_be_forced(small_bundle: Path, tmp_path: Path) -> None:
+    open_small(small_bundle, proofs=tmp_path)
+    (proof,) = tmp_path.iterdir()
+    proof.write_text(json.dumps({"passed": False, "reason": "max_abs is 3", "figures": {}}))
+    assert isinstance(open_small(small_bundle, proofs=tmp_path), LanguageModel)
+    assert isinstance(open_small(small_bundle, proofs=tmp_path, proof="force"), CompactModel)
+
+
+def test_a_graph_that_fails_its_proof_is_not_used_and_it_is_said_why(
+    small_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_small(small_bundle, proofs=tmp_path)
+    (proof,) = tmp_path.iterdir()
+    proof.write_text(json.dumps({"passed": False, "reason": "max_abs is 3", "figures": {}}))
+    model = open_small(small_bundle, proofs=tmp_path)
+    assert isinstance(model, LanguageModel)
+    assert "max_abs is 3" in caplog.text
+    assert model.decoder().feed([1, 2]).shape == (model.num_rows,)
+
+
+def test_the_published_graph_can_be_chosen(small_bundle: Path) -> None:
+    assert isinstance(open_small(small_bundle, compact=False), LanguageModel)
+
+
+def test_both_graphs_give_the_same_logits(small_bundle: Path) -> None:
+    published = open_small(small_bundle, compact=False)
+    compact = open_small(small_bundle, proof="off")
+    ids = [int(i) for i in np.random.default_rng(2).integers(0, published.num_rows, 60)]
+    stop = compact.row_offset + compact.num_rows
+    expected = published.decoder().feed(ids)[compact.row_offset : stop]
+    np.testing.assert_allclose(compact.decoder().feed(ids), expected, atol=2e-5)
+
+
+def test_the_environment_chooses_how_to_load(tmp_path: Path) -> None:
+    chosen = LoadSettings.from_environment(
+        {
+            "PHOONNX_LLASA_GRAPH": "published",
+            "PHOONNX_LLASA_PROOF": "Off",
+            "PHOONNX_LLASA_PREPACK": "1",
+            "XDG_CACHE_HOME": str(tmp_path),
+        }
+    )
+    assert chosen == LoadSettings(
+        compact=False, proof="off", proofs=tmp_path / "phoonnx_llasa" / "proofs", prepack=True
+    )
+    assert LoadSettings.from_environment({}).compact
+    with pytest.raises(ParameterError, match=r"PHOONNX_LLASA_PROOF.*auto or force or off"):
+        LoadSettings.from_environment({"PHOONNX_LLASA_PROOF": "maybe"})

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from phoonnx_llasa.bundle import open_bundle
+from phoonnx_llasa.compact_decoder import CompactDecoder
 from phoonnx_llasa.errors import (
     BundleError,
     ConfigError,
@@ -182,28 +184,23 @@ def test_an_unknown_preset_is_refused_at_the_call_and_nothing_is_broken(
     assert speak(synthesizer, "Still here.", seed=1, max_new_tokens=20)
 
 
-def test_prompt_and_speech_fill_the_context_and_no_more(small_bundle: Path, tmp_path: Path) -> None:
+def test_prompt_and_speech_fill_the_context_and_no_more(
+    small_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(shutil.copytree(small_bundle, tmp_path / "bundle"))
     config = json.loads((folder / "config.json").read_text())
     config["llasa"]["context_length"] = 300
     (folder / "config.json").write_text(json.dumps(config))
     synthesizer = Synthesizer.open(open_bundle(folder))
     lengths = []
-    decoder = synthesizer.language_model.decoder
+    feed = CompactDecoder.feed
 
-    def watched():
-        made = decoder()
-        feed = made.feed
+    def counted(self: CompactDecoder, ids: Sequence[int]) -> np.ndarray:
+        logits = feed(self, ids)
+        lengths.append(self.length)
+        return logits
 
-        def counted(ids):
-            logits = feed(ids)
-            lengths.append(made.length)
-            return logits
-
-        made.feed = counted
-        return made
-
-    synthesizer.language_model.decoder = watched
+    monkeypatch.setattr(CompactDecoder, "feed", counted)
     for seed in range(12):
         options = synthesizer.options(
             {"seed": seed, "voice": "none", "max_new_tokens": 5000, "top_k": 5}

@@ -192,7 +192,7 @@ def _beside(info: TTSModelInfo, name: str, *, optional: bool) -> Path | None:
     except (OSError, EntryNotFoundError) as error:
         if not optional:
             raise
-        LOG.warning("%s has no voice presets: %s", info.voice_id, error)
+        LOG.info("%s has no voice presets: %s", info.voice_id, error)
         return None
     return Path(path)
 
