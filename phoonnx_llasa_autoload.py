@@ -84,18 +84,12 @@ class _Finder:
             vars(loader).pop("exec_module", None)
             execute(module)
             if sys.modules.get(TARGET) is module:
-                self._retire()
                 _register()
 
         try:
             loader.exec_module = exec_module
         except Exception:
             _complain(f"{loader!r} cannot be watched")
-
-    def _retire(self) -> None:
-        # A new list: taking an entry out of the old one would make an import that is walking
-        # along it in another thread skip a finder.
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
 def _register() -> None:
@@ -111,7 +105,8 @@ def _complain(problem: str) -> None:
     import logging
 
     logging.getLogger("phoonnx_llasa").warning(
-        "phoonnx-llasa %s; `import phoonnx_llasa` tries again, %s=0 turns this off",
+        "phoonnx-llasa %s; `phoonnx_llasa.host.registration.register()` tries again, "
+        "%s=0 turns this off",
         problem,
         SWITCH,
         exc_info=sys.exc_info()[0] is not None,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from phoonnx_llasa.errors import BundleError, ConfigError, DownloadError
-from phoonnx_llasa.files import is_plain_name, read_json
+from phoonnx_llasa.files import is_file, is_plain_name, is_text, read_json
 
 LOG = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def parse_config(data: object, *, where: Path | str) -> BundleConfig:
         sample_rate=root.section("audio").integer("sample_rate", 16_000, 8_000, 192_000),
         hop_length=llasa.integer("hop_length", 320, 1, 10_000),
         num_codes=llasa.integer("num_codes", 0, 1, 1 << 24) or None,
-        context_length=llasa.integer("context_length", 2048, 32, 1 << 20),
+        context_length=llasa.integer("context_length", 2048, 64, 1 << 17),
         prompt=prompt,
         inference=MappingProxyType(dict(root.section("inference").values)),
         single_speaker=llasa.boolean("single_speaker", False),
@@ -134,7 +134,11 @@ def open_bundle(folder: Path) -> Bundle:
     Raises:
         BundleError: a file is missing, empty or cut short; config.json cannot be used.
     """
-    if not folder.is_dir():
+    try:
+        is_folder = folder.is_dir()
+    except OSError as error:
+        raise BundleError(folder, f"cannot be entered: {error}") from error
+    if not is_folder:
         raise BundleError(folder, "is not a folder", hint="name the folder that holds config.json")
     config = read_config(folder / CONFIG_FILE)
     names = config.files
@@ -145,7 +149,7 @@ def open_bundle(folder: Path) -> Bundle:
             model=folder / names.model,
             codec=folder / names.codec,
             tokenizer=folder / names.tokenizer,
-            voices=voices if voices.is_file() else None,
+            voices=voices if is_file(voices) else None,
         )
     )
 
@@ -251,12 +255,12 @@ def _checked(bundle: Bundle) -> Bundle:
     from phoonnx_llasa.graph.external_data import check_sidecars
 
     for path in (bundle.model, bundle.codec, bundle.tokenizer):
-        if not path.is_file():
+        if not is_file(path):
             raise BundleError(path, "is missing", hint="the bundle is incomplete; fetch it again")
         if path.stat().st_size == 0:
             raise BundleError(path, "is empty", hint="the download failed; fetch it again")
     check_sidecars(bundle.model)
-    if bundle.voices is not None and not bundle.voices.is_file():
+    if bundle.voices is not None and not is_file(bundle.voices):
         LOG.warning("%s is missing; the model will invent a speaker", bundle.voices)
         return replace(bundle, voices=None)
     return bundle
@@ -281,8 +285,8 @@ class _Fields:
         value = self.values.get(name)
         if value is None:
             return default
-        if not isinstance(value, str):
-            raise self._wrong(name, "a string")
+        if not isinstance(value, str) or not is_text(value):
+            raise self._wrong(name, "a string of valid characters")
         return value
 
     def integer(self, name: str, default: int, lowest: int, highest: int) -> int:

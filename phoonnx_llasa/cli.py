@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -48,14 +49,42 @@ class _Commands(click.Group):
         except BrokenPipeError:
             raise  # click ends quietly: whoever listened has gone
         except OSError as error:
+            _exit_if_interrupted()
             raise click.ClickException(str(error)) from error
+        except Exception:
+            _exit_if_interrupted()
+            raise
+
+
+class _Interrupt:
+    """Python's own answer to Ctrl-C, which remembers that it came.
+
+    A library that is being loaded makes an error of its own out of it.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        signal.default_int_handler(number, frame)
+
+
+def _exit_if_interrupted() -> None:
+    if getattr(signal.getsignal(signal.SIGINT), "came", False):
+        raise click.exceptions.Exit(_INTERRUPTED) from None
 
 
 def main() -> None:
     """The installed command."""
     _start_again_in_utf8()
-    # A service manager's stop has to tidy up as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    # A service manager's stop and a closed terminal have to tidy up as Ctrl-C does.
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP; nohup ignores it
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _exit_on_signal)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _Interrupt())
     cli(prog_name="phoonnx-llasa")
 
 
@@ -205,7 +234,12 @@ def _preset_rows(bundle: Bundle) -> list[tuple[str, ...]]:
     return [
         ("PRESET", "LANGUAGE", "", "SAYS"),
         *(
-            (name, preset.lang, "default" if name == found.default_voice else "", preset.text)
+            (
+                name,
+                preset.lang,
+                "default" if name == found.default_voice else "",
+                " ".join(filter(str.isprintable, preset.text.split())),
+            )
             for name, preset in found.presets.items()
         ),
     ]

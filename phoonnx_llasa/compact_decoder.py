@@ -242,5 +242,8 @@ class CompactDecoder:
         self._last_index[0] = self.length + new - 1
         self._total[...] = self.length + new
         self._last_position[0, 0] = new - 1
-        self._model.session.run_with_iobinding(binding)
+        try:
+            self._model.session.run_with_iobinding(binding)
+        except Exception as error:  # onnxruntime raises a dozen unrelated classes
+            raise GraphError("model.onnx", f"fails at position {self.length}: {error}") from error
         self.length += new

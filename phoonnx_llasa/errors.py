@@ -80,6 +80,13 @@ class PromptTooLongError(LlasaError, ValueError):
         )
 
 
+class UnreadableTextError(LlasaError, ValueError):
+    """A piece of text has no character that the model knows."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"this model cannot read {_short(text)}; use a voice of its language")
+
+
 class UnknownVoiceError(LlasaError, ValueError):
     """A voice id is in no catalogue."""
 
@@ -90,10 +97,21 @@ class UnknownVoiceError(LlasaError, ValueError):
         super().__init__(f"unknown voice {voice_id!r}; {hint}")
 
 
+class PlaybackError(LlasaError):
+    """The program that plays sound is missing or has failed."""
+
+    def __init__(self, program: str, problem: str) -> None:
+        self.program = program
+        super().__init__(f"{program}: {problem}")
+
+
 class UnsupportedError(LlasaError):
     """Something the host can ask for that this engine cannot do."""
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"a very large {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -97,16 +97,23 @@ class LoadSettings:
                 raise ParameterError(name, environment[name], " or ".join(allowed))
             return value
 
-        cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return cls(
             compact=choice("PHOONNX_LLASA_GRAPH", "compact", "published") == "compact",
             proof=cast(
                 "Literal['auto', 'force', 'off']",
                 choice("PHOONNX_LLASA_PROOF", "auto", "force", "off"),
             ),
-            proofs=cache / "phoonnx_llasa" / "proofs",
+            proofs=_proofs_folder(environment),
             prepack=choice("PHOONNX_LLASA_PREPACK", "0", "1") == "1",
         )
+
+
+def _proofs_folder(environment: Mapping[str, str]) -> Path | None:
+    try:
+        cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return None
+    return cache / "phoonnx_llasa" / "proofs"
 
 
 class LanguageModel:
@@ -397,7 +404,10 @@ class _GraphDecoder:
         inputs["input_ids"] = wrap(np.asarray(ids, np.int64)[None, :])
         inputs["attention_mask"] = wrap(np.ones((1, total), np.int64))
         inputs["position_ids"] = wrap(np.arange(self.length, total, dtype=np.int64)[None, :])
-        logits, *self._cache = self._model.session.run_with_ort_values(self._names, inputs)
+        try:
+            logits, *self._cache = self._model.session.run_with_ort_values(self._names, inputs)
+        except Exception as error:  # onnxruntime raises a dozen unrelated classes
+            raise GraphError("model.onnx", f"fails at position {self.length}: {error}") from error
         self.length = total
         row: NDArray[np.float32] = logits.numpy().reshape(-1)
         return row

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Final
+
+import numpy as np
 
 from phoonnx_llasa.codec import StreamSettings
 from phoonnx_llasa.errors import ParameterError
@@ -47,6 +49,8 @@ def parse_options(
     Raises:
         ParameterError: a name is unknown or a value out of range; it says what is allowed.
     """
+    if not isinstance(extra_params, Mapping):
+        raise ParameterError("extra_params", extra_params, "a mapping of names to values")
     for name in extra_params:
         if name not in _CHECKS:
             raise ParameterError(str(name), extra_params[name], "one of " + ", ".join(_CHECKS))
@@ -71,13 +75,16 @@ def _number(
     allowed = f"a number {'above' if above else 'from'} {lowest:g} to {highest:g}"
 
     def check(name: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        # numpy's numbers are Real too; NaN compares as False.
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise ParameterError(name, value, allowed)
-        if not math.isfinite(value) or not lowest <= value <= highest:
+        try:
+            number = float(value)
+        except OverflowError as error:
+            raise ParameterError(name, value, allowed) from error
+        if not lowest <= number <= highest or (above and number == lowest):
             raise ParameterError(name, value, allowed)
-        if above and value == lowest:
-            raise ParameterError(name, value, allowed)
-        return float(value)
+        return number
 
     return check
 
@@ -93,11 +100,14 @@ def _integer(
         if any(value is word or (value == word and type(value) is type(word)) for word in off):
             return None
         # The host keeps its engines' numbers as floats: 300.0 is as good as 300.
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float | np.floating) and float(value).is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise ParameterError(name, value, allowed)
-        return value
+        number = int(value)
+        if not lowest <= number <= highest:
+            raise ParameterError(name, value, allowed)
+        return number
 
     return check
 
@@ -109,9 +119,9 @@ def _probability_or_off(name: str, value: object) -> float | None:
 
 
 def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | np.bool_):
         raise ParameterError(name, value, "true or false")
-    return value
+    return bool(value)
 
 
 def _preset_name(name: str, value: object) -> str | None:

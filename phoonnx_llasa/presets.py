@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from phoonnx_llasa.errors import BundleError, PresetError, UnknownPresetError
-from phoonnx_llasa.files import atomic_writer, read_json
+from phoonnx_llasa.files import atomic_writer, is_text, read_json
 from phoonnx_llasa.text import spoken_weight
 
 LOG = logging.getLogger(__name__)
@@ -186,7 +186,12 @@ def _parse_preset(name: str, entry: object, num_codes: int) -> Preset:
     if not isinstance(entry, dict):
         raise PresetError(name, "must be an object")
     text = entry.get("text")
-    if not isinstance(text, str) or not text.strip() or len(text) > _MAX_TEXT_LENGTH:
+    if (
+        not isinstance(text, str)
+        or not text.strip()
+        or len(text) > _MAX_TEXT_LENGTH
+        or not is_text(text)
+    ):
         raise PresetError(
             name, f'"text" must be the transcript, 1 to {_MAX_TEXT_LENGTH} characters'
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from phoonnx_llasa.bundle import LLASA_PROMPT
-from phoonnx_llasa.errors import PromptTooLongError, TokenizerError
+from phoonnx_llasa.errors import PromptTooLongError, TokenizerError, UnreadableTextError
 from phoonnx_llasa.files import read_json
 from phoonnx_llasa.presets import Preset
 
 __all__ = ["LLASA_PROMPT", "Prompt", "PromptBuilder", "SpeechTokenizer"]
+
+LOG = logging.getLogger(__name__)
 
 SPEECH_END: Final = "<|SPEECH_GENERATION_END|>"
 _CONTROL_TOKEN: Final = re.compile(r"(<\|[^|<>]{1,64}\|>)")
@@ -113,6 +116,11 @@ class SpeechTokenizer:
             if token not in self._control_ids
         ]
 
+    def unknown_letters(self, text: str) -> str:
+        """The letters and digits of a text that no token stands for: the model cannot say them."""
+        letters = dict.fromkeys(filter(str.isalnum, text))
+        return "".join(letter for letter in letters if not self.encode_text(letter))
+
     def encode_template(self, template: str) -> list[int]:
         """Ids of a trusted template: ``<|...|>`` are control tokens, the rest is text.
 
@@ -168,10 +176,12 @@ class PromptBuilder:
         that the model goes on in the middle of one utterance (upstream's own way of cloning).
 
         Raises:
+            UnreadableTextError: the tokenizer knows no letter of the text.
             PromptTooLongError: not a single code would fit behind it.
         """
         whole = text if preset is None else f"{preset.text} {text}"
         text_ids = self._tokenizer.encode_text(whole)
+        self._check_readable(text)
         shared = len(self._before)
         if preset is not None:
             shared += _common(text_ids, self._tokenizer.encode_text(preset.text))
@@ -185,6 +195,13 @@ class PromptBuilder:
                 len(ids), self.context_length, hint="use shorter pieces or a shorter preset"
             )
         return Prompt(tuple(ids), room, shared)
+
+    def _check_readable(self, text: str) -> None:
+        unknown = self._tokenizer.unknown_letters(text)
+        if unknown and set(unknown) == set(filter(str.isalnum, text)):
+            raise UnreadableTextError(text)
+        if unknown:
+            LOG.warning("this model does not know %r and leaves it out", unknown)
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -292,9 +292,12 @@ class Synthesizer:
         return self._prefixes.start(prompt.ids, prompt.shared, capacity=len(prompt.ids) + max_new)
 
     def _silence_check(self, preset: Preset | None) -> Callable[[Sequence[int]], bool]:
+        levels: list[float] = []
+
         def is_silent(codes: Sequence[int]) -> bool:
-            level = _USUAL_RMS if preset is None else rms(self.preset_sound(preset))
-            return rms(self.codec.decode(codes)) < _SILENCE_FACTOR * level
+            if not levels:  # an invented speaker's sound is kept nowhere else
+                levels.append(_USUAL_RMS if preset is None else rms(self.preset_sound(preset)))
+            return rms(self.codec.decode(codes)) < _SILENCE_FACTOR * levels[0]
 
         return is_silent
 

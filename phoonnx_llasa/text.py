@@ -9,7 +9,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby, pairwise
 from typing import Final
 
@@ -186,10 +186,19 @@ def _paragraphs(text: str) -> Iterator[list[str]]:
 
 
 def _clean(line: str) -> str:
-    visible = "".join(filter(_is_visible, line))
+    # Normalizing sorts the marks of a character, which takes the square of their number.
+    visible = "".join(_few_marks(filter(_is_visible, line)))
     spaced = " ".join(unicodedata.normalize("NFC", visible).split())
     single = _MIXED_STOPS.sub(lambda run: "".join(dict.fromkeys(run[0])), spaced)
     return _REPEATS.sub(lambda run: run[0][: _KEPT.get(run[0][0], 1)], single)
+
+
+def _few_marks(characters: Iterable[str]) -> Iterator[str]:
+    marks = 0
+    for character in characters:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        if marks <= _MOST_MARKS:
+            yield character
 
 
 def _is_visible(character: str) -> bool:

@@ -63,7 +63,11 @@ def destination(path: Path) -> Iterator[IO[bytes]]:
         with path.open("wb") as stream:
             yield stream
     else:
-        with atomic_writer(path.resolve()) as stream:
+        try:
+            target = path.resolve()
+        except RuntimeError as error:  # Python 3.11 and 3.12 say so of links that go in a circle
+            raise OSError(f"{path}: {error}") from error
+        with atomic_writer(target) as stream:
             yield stream
 
 

@@ -87,9 +87,20 @@ def test_the_hook_registers_once_when_the_host_is_imported(site: Path) -> None:
         "import phoonnx; print('phoonnx_llasa' in sys.modules)\n"
         "import phoonnx.model_manager\n"
         "from phoonnx_llasa.host.registration import calls; print(calls)\n"
-        "print(any(type(f).__name__ == '_Finder' for f in sys.meta_path))\n"
+        "import phoonnx.model_manager; print(calls)\n"
     )
-    check(python(site, code), "False [1] False")
+    check(python(site, code), "False [1] [1]")
+
+
+def test_a_host_that_is_loaded_anew_is_registered_with_anew(site: Path) -> None:
+    write(site, FAKE_HOST | FAKE_PACKAGE)
+    code = (
+        "import importlib, phoonnx.model_manager as m\n"
+        "from phoonnx_llasa.host.registration import calls\n"
+        "importlib.reload(m); print(calls)\n"
+        "del sys.modules['phoonnx.model_manager']; import phoonnx.model_manager; print(calls)\n"
+    )
+    check(python(site, code), "[1, 1] [1, 1, 1]")
 
 
 def test_the_hosts_module_looks_as_without_the_hook(site: Path) -> None:

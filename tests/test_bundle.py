@@ -14,6 +14,8 @@ from phoonnx_llasa.bundle import (
     parse_config,
 )
 from phoonnx_llasa.errors import BundleError, ConfigError, DownloadError, GraphError
+from phoonnx_llasa.presets import read_voices
+from phoonnx_llasa.prompt import SpeechTokenizer
 
 REPO = "OpenVoiceOS/phoonnx-llasa"
 
@@ -86,6 +88,11 @@ def test_declared_fields_are_read() -> None:
         ({"llasa": {"files": {"model": "../../etc/passwd"}}}, "llasa.files.model"),
         ({"llasa": {"files": {"codec": "a\\b.onnx"}}}, "llasa.files.codec"),
         ({"llasa": {"files": {"voices": ""}}}, "llasa.files.voices"),
+        ({"llasa": {"files": {"codec": "a" * 5000}}}, "llasa.files.codec"),
+        ({"llasa": {"prompt": "{text}\ud800"}}, "llasa.prompt"),
+        ({"lang_code": "\ud800"}, "lang_code"),
+        ({"llasa": {"context_length": 40}}, "llasa.context_length"),
+        ({"llasa": {"context_length": 1 << 20}}, "llasa.context_length"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict, field: str) -> None:
@@ -100,7 +107,7 @@ def test_a_missing_engine_is_named() -> None:
         parse_config({}, where="config.json")
 
 
-@pytest.mark.parametrize("text", ["", "  \n", "{", "[1, 2", '{"engine": "llasa"', "\ufeff\ufeff"])
+@pytest.mark.parametrize("text", ["", "  \n", "{", "[1, 2", '{"engine": "llasa"', "\ufeff"])
 def test_a_config_that_is_no_json_is_an_error_of_its_own(bundle: Path, text: str) -> None:
     (bundle / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(BundleError, match=r"config\.json"):
@@ -179,6 +186,16 @@ def test_what_the_hub_cannot_give_is_named(hub_cache: Path) -> None:
         fetch_bundle(REPO, subfolder="llasa-8b-onnx", local_files_only=True)
     with pytest.raises(DownloadError, match="cannot be fetched"):
         fetch_bundle("no such/repo/at all", local_files_only=True)
+
+
+def test_a_byte_order_mark_does_no_harm(bundle: Path) -> None:
+    for name in ("config.json", "voices.json", "tokenizer.json"):
+        text = (bundle / name).read_text(encoding="utf-8")
+        (bundle / name).write_text(text, encoding="utf-8-sig")
+    opened = open_bundle(bundle)
+    assert opened.voices is not None
+    assert read_voices(opened.voices, num_codes=256).presets
+    SpeechTokenizer(opened.tokenizer)
 
 
 def test_unknown_files_beside_the_bundle_do_no_harm(bundle: Path) -> None:

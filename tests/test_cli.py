@@ -351,7 +351,9 @@ def wait_for_sound(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_an_interrupt_leaves_nothing_behind(small_bundle: Path, number: int, code: int):
     Path("out.wav").write_bytes(b"older")
     process = start("say", "-m", small_bundle, "-o", "out.wav", "This goes on and on. " * 900)

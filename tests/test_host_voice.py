@@ -570,3 +570,26 @@ def test_a_broken_entry_leaves_the_others_alone(hub_cache: Path, tmp_path: Path)
 
 def test_the_public_face_has_the_voice() -> None:
     assert phoonnx_llasa.LlasaVoice is LlasaVoice
+
+
+@pytest.mark.parametrize("damage", ["codes", "name"])
+def test_a_broken_default_preset_does_not_take_the_others_down(
+    small_bundle: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = Path(shutil.copytree(small_bundle, tmp_path / "bundle"))
+    voices = json.loads((folder / "voices.json").read_text(encoding="utf-8"))
+    if damage == "codes":
+        voices["presets"][voices["default_voice"]]["codes"] = [-1]
+    else:
+        voices["default_voice"] = "zz"
+    (folder / "voices.json").write_text(json.dumps(voices))
+    voice = LlasaVoice.from_folder(folder)
+    with pytest.raises(UnknownPresetError):
+        voice.synthesize("Hello.")
+    assert list(voice.synthesize("Hello.", config(voice="en_male_a", max_new_tokens=20)))
+
+
+@pytest.mark.parametrize("volume", [float("nan"), float("inf"), -1.0])
+def test_a_volume_that_is_none_is_refused(voice: LlasaVoice, volume: float) -> None:
+    with pytest.raises(ParameterError, match="volume"):
+        voice.synthesize("Hello.", SynthesisConfig(volume=volume))

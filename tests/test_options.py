@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from phoonnx_llasa.errors import ParameterError
@@ -59,6 +60,7 @@ def test_a_caller_overrides_the_model_which_overrides_the_defaults() -> None:
         ("sentence_silence", -0.5),
         ("sentence_silence", 1e9),
         ("voice", 3),
+        ("temperature", 10**400),
         ("voice", " "),
     ],
 )
@@ -66,6 +68,26 @@ def test_a_value_out_of_range_says_what_is_allowed(name: str, value: object) -> 
     with pytest.raises(ParameterError, match="allowed: ") as caught:
         parse_options({name: value})
     assert caught.value.name == name
+
+
+def test_a_number_too_long_to_print_is_refused_all_the_same() -> None:
+    with pytest.raises(ParameterError, match="a very large int"):
+        parse_options({"seed": 10**5000})
+
+
+@pytest.mark.parametrize("extra", [[1], "abc", 5])
+def test_what_is_no_mapping_is_refused(extra: object) -> None:
+    with pytest.raises(ParameterError, match="extra_params"):
+        parse_options(extra)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    options = parse_options(
+        {"seed": np.int64(3), "temperature": np.float32(0.5), "stream": np.bool_(False)}
+    )
+    assert (options.seed, options.sampling.temperature, options.stream) == (3, 0.5, False)
+    assert type(options.seed) is int
+    assert options.stream is False
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:

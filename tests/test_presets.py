@@ -43,6 +43,7 @@ def test_presets_are_read(tmp_path: Path) -> None:
         ({k: v for k, v in GOOD.items() if k != "text"}, '"text" must be'),
         ({**GOOD, "text": "   "}, '"text" must be'),
         ({**GOOD, "text": 5}, '"text" must be'),
+        ({**GOOD, "text": "a\ud800"}, '"text" must be'),
         ({**GOOD, "lang": 5}, '"lang"'),
         ({**GOOD, "synthetic": "yes"}, '"synthetic"'),
         ({**GOOD, "seed": "7"}, '"seed"'),

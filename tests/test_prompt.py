@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from phoonnx_llasa.bundle import LLASA_PROMPT
-from phoonnx_llasa.errors import BundleError, PromptTooLongError, TokenizerError
+from phoonnx_llasa.errors import (
+    BundleError,
+    PromptTooLongError,
+    TokenizerError,
+    UnreadableTextError,
+)
 from phoonnx_llasa.presets import Preset
 from phoonnx_llasa.prompt import PromptBuilder, SpeechTokenizer
 
+DEMO_PROMPT = "<|TEXT_UNDERSTANDING_START|>{text}<|TEXT_UNDERSTANDING_END|>"
 CONTROL = [
     "<|eot_id|>",
     "<|s_5|>",
@@ -173,3 +179,28 @@ def test_the_number_of_speech_tokens_must_be_the_configs(small_bundle: Path) -> 
 def test_a_template_with_an_unknown_token_is_an_error(tokenizer: SpeechTokenizer) -> None:
     with pytest.raises(TokenizerError, match="NO_SUCH_TOKEN"):
         PromptBuilder(tokenizer, template="<|NO_SUCH_TOKEN|>{text}", context_length=100)
+
+
+@pytest.mark.parametrize("text", ["你好，世界", "Привет мир", "สวัสดีครับ", "שלום"])
+def test_a_text_in_letters_that_the_model_does_not_know_is_an_error(
+    demo_bundle: Path, text: str
+) -> None:
+    tokenizer = SpeechTokenizer(demo_bundle / "tokenizer.json")
+    builder = PromptBuilder(tokenizer, template=DEMO_PROMPT, context_length=512)
+    with pytest.raises(UnreadableTextError, match="use a voice of its language"):
+        builder.build(text)
+
+
+def test_letters_that_are_left_out_are_said(
+    demo_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = SpeechTokenizer(demo_bundle / "tokenizer.json")
+    builder = PromptBuilder(tokenizer, template=DEMO_PROMPT, context_length=512)
+    builder.build("Mr. O’Neil’s café, 50% off.")
+    assert not caplog.records
+    builder.build("I like 寿司 a lot.")
+    assert "'寿司'" in caplog.text
+
+
+def test_a_byte_level_tokenizer_knows_every_letter(tokenizer: SpeechTokenizer) -> None:
+    assert tokenizer.unknown_letters("Hello, 你好, Привет, שלום 𝔘𝔫𝔦") == ""

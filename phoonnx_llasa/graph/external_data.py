@@ -9,7 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from phoonnx_llasa.errors import GraphError
-from phoonnx_llasa.files import is_plain_name
+from phoonnx_llasa.files import is_file, is_plain_name
 
 
 def external_extents(model: Path) -> Mapping[str, int]:
@@ -52,7 +52,7 @@ def check_sidecars(model: Path) -> None:
     """
     for name, needed in external_extents(model).items():
         sidecar = model.parent / name
-        if not sidecar.is_file():
+        if not is_file(sidecar):
             raise GraphError(
                 sidecar, f"is missing; {model.name} keeps its weights there", hint="fetch it again"
             )

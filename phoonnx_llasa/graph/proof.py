@@ -134,13 +134,11 @@ def proof_key(model: Path, sidecars: Sequence[Path], **settings: object) -> str:
 def read_proof(folder: Path, key: str) -> Proof | None:
     """The kept proof, if there is a readable one."""
     path = _record(folder, key)
-    if not path.is_file():
-        return None
     try:
         record = read_json(path)
         return Proof(bool(record["passed"]), str(record["reason"]), dict(record["figures"]))
     except (BundleError, KeyError, TypeError, ValueError) as error:
-        LOG.info("proof %s is broken and will be made again: %s", path, error)
+        LOG.info("no proof that can be used: %s", error)
         return None
 
 

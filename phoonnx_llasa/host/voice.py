@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -76,7 +77,8 @@ class LlasaVoice(TTSVoice):  # type: ignore[misc]
         # For the host: there is no alignment model, do not look. Its search reads all weights.
         self._alignment_session = None
         self.preset: str | None = self.options().voice
-        synthesizer.preset(self.preset)
+        if self.preset is not None:  # a bundle's own default is reported by the call that uses it
+            synthesizer.preset(self.preset)
 
     @classmethod
     def from_folder(
@@ -141,6 +143,10 @@ class LlasaVoice(TTSVoice):  # type: ignore[misc]
             ParameterError: an extra parameter is unknown or out of range.
         """
         wanted = syn_config or SynthesisConfig()
+        if not isinstance(wanted.extra_params or {}, Mapping):
+            raise ParameterError(
+                "extra_params", wanted.extra_params, "a mapping of names to values"
+            )
         extra = dict(wanted.extra_params or {})
         if wanted.temperature is not None:
             extra["temperature"] = wanted.temperature
@@ -220,6 +226,8 @@ class LlasaVoice(TTSVoice):  # type: ignore[misc]
     ) -> Callable[[_Samples], _Samples]:
         """What brings the codec's samples to the level of a chunk; made once per call."""
         volume = float(wanted.volume)
+        if not math.isfinite(volume) or volume < 0:
+            raise ParameterError("volume", wanted.volume, "a number from 0")
         if not wanted.normalize_audio:
             return lambda samples: samples * volume
         if not options.stream:
