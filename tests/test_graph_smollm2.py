@@ -98,3 +98,30 @@ def test_the_proof_passes(path: Path, llama: LlamaGraph) -> None:
     compact = compact_graph(llama, rows=(20_000, 40_000))
     proof = prove(Published(path), load_compact(compact.model, compact.data_folder).decoder())
     assert proof.passed, proof.reason
+
+
+def test_the_export_is_transformers_model(checkpoint: Path, path: Path, tmp_path: Path) -> None:
+    from scripts.conversion.llasa import parity_llm
+    from scripts.conversion.llasa.report import read_report
+
+    report = tmp_path / "parity.json"
+    assert parity_llm.main([str(checkpoint), str(path), "--json", str(report)]) == 0
+    for row in read_report(report).rows:
+        assert row["prefill max"] < 1e-4
+        assert row["decode max"] < 2e-4
+        assert row["greedy"] == "48/48"
+
+
+def test_8_bit_blocks_pass_the_gate_and_4_bits_do_not(
+    checkpoint: Path, path: Path, tmp_path: Path
+) -> None:
+    from scripts.conversion.llasa import gate_quantized
+    from scripts.conversion.llasa.report import read_report
+
+    report = tmp_path / "gate.json"
+    common = [str(path), "--tokenizer", str(checkpoint / "tokenizer.json"), "--json", str(report)]
+    assert gate_quantized.main([*common, "--form", "nbits8", "--steps", "24"]) == 0
+    (row,) = read_report(report).rows
+    assert row["KL mean"] < 0.01
+    assert row["weights' error"] < 0.01
+    assert gate_quantized.main([*common, "--form", "nbits4", "--steps", "12"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from phoonnx_llasa.bundle import LLASA_PROMPT, open_bundle
 from phoonnx_llasa.errors import LlasaError
 from phoonnx_llasa.presets import read_voices
 from phoonnx_llasa.prompt import SpeechTokenizer
+from scripts.conversion.llasa.checksums import check_sums
 from scripts.conversion.llasa.make_bundle import (
     BundleMismatchError,
     BundleParts,
     main,
     make_bundle,
+    read_profile,
 )
 from scripts.conversion.llasa.random_checkpoints import SIZES, make_tokenizer
+from scripts.conversion.llasa.report import Report
 
 
 @pytest.fixture
@@ -49,6 +53,7 @@ def test_a_bundle_opens_as_it_was_described(parts: BundleParts, tmp_path: Path) 
     bundle = make_bundle(folder, dataclasses.replace(parts, samples=recordings))
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md",
+        "SHA256SUMS",
         "config.json",
         "model.onnx",
         "model.onnx_data",
@@ -88,14 +93,91 @@ def test_config_json_is_what_the_host_reads(parts: BundleParts, tmp_path: Path) 
     }
 
 
-def test_the_model_card_names_licence_and_files(parts: BundleParts, tmp_path: Path) -> None:
-    make_bundle(tmp_path / "bundle", parts)
+def test_the_model_card_tells_what_it_is(parts: BundleParts, tmp_path: Path) -> None:
+    report = tmp_path / "parity.json"
+    figures = {"prompt": "en", "prefill max": 4.1e-5, "greedy": "48/48"}
+    Report("parity_llm", "Logits against transformers", [figures]).write(report)
+    changed = dataclasses.replace(
+        parts, reports=(report,), license="CC BY-NC 4.0", base_models=("HKUSTAudio/Llasa-1B",)
+    )
+    make_bundle(tmp_path / "bundle", changed)
     card = (tmp_path / "bundle" / "README.md").read_text()
     assert card.startswith('---\nlicense: "apache-2.0"\n')
     assert "# A test's bundle\n" in card
-    assert "Licence of the weights: Apache-2.0." in card
+    assert "Converted from HKUSTAudio/Llasa-1B." in card
+    assert "CC BY-NC 4.0. That is for non-commercial use only." in card
     assert "| `voices.json` |" in card
-    assert card.endswith("Nothing to hear here.\n")
+    assert "Nothing to hear here.\n" in card
+    assert "| `en_female_a` (default) | en | 2.4 s | no |  | The rain had stopped" in card
+    assert "no person was recorded" in card
+    assert "float32 [1, 2, P, 16] for i = 0..1 | `logits` float32 [1, 1, 792]" in card
+    assert "| prompt | prefill max | greedy |\n| --- | --- | --- |\n" in card
+    assert "\n| en | 4.1e-05 | 48/48 |\n" in card
+    assert "parity_llm: passed" in card
+
+
+def test_a_card_without_presets_and_reports_says_so(parts: BundleParts, tmp_path: Path) -> None:
+    make_bundle(tmp_path / "bundle", dataclasses.replace(parts, voices=None))
+    card = (tmp_path / "bundle" / "README.md").read_text()
+    assert "There are no presets" in card
+    assert "Weights: random weights." in card
+    assert "## Checked" not in card
+    assert "voices.json" not in card
+
+
+def test_checksums_are_those_of_every_file(parts: BundleParts, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    make_bundle(folder, parts)
+    assert check_sums(folder) == []
+    lines = (folder / "SHA256SUMS").read_text().splitlines()
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    assert f"{digest}  config.json" in lines
+    assert len(lines) == len(list(folder.iterdir())) - 1
+
+    (folder / "config.json").unlink()
+    (folder / "stray").write_text("here")
+    (folder / "README.md").write_text("changed")
+    assert check_sums(folder) == [
+        "config.json: is missing",
+        "stray: is not in the list",
+        "README.md: was changed",
+    ]
+    (folder / "SHA256SUMS").write_text("nonsense")
+    assert check_sums(folder) == ["SHA256SUMS, line 1: is not a checksum and a name"]
+    (folder / "SHA256SUMS").unlink()
+    assert check_sums(folder) == ["there is no SHA256SUMS"]
+
+
+def test_a_profile_says_what_the_bundle_is(parts: BundleParts, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"title": "T", "languages": ["en"], "inference": {"top_k": 5}}))
+    main(
+        [
+            str(tmp_path / "bundle"),
+            *("--model", str(parts.model), "--codec", str(parts.codec)),
+            *("--tokenizer", str(parts.tokenizer)),
+            *("--profile", str(profile), "--title", "Wins"),
+        ]
+    )
+    bundle = open_bundle(tmp_path / "bundle")
+    assert bundle.config.inference == {"top_k": 5}
+    assert "# Wins\n" in (tmp_path / "bundle" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([], "is no JSON object"),
+        ({"titel": "T"}, "'titel' is none of title, "),
+        ({"context_length": "long"}, "'context_length' is 'long', expected int"),
+        ({"languages": "en"}, "'languages' is 'en', expected tuple"),
+        ({"model": "m.onnx"}, "'model' is none of"),
+    ],
+)
+def test_a_wrong_profile_is_refused(tmp_path: Path, values: object, reason: str) -> None:
+    (tmp_path / "profile.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=reason):
+        read_profile(tmp_path / "profile.json")
 
 
 def test_without_voices_the_model_invents_speakers(parts: BundleParts, tmp_path: Path) -> None:

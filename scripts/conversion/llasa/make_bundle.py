@@ -15,23 +15,32 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from phoonnx_llasa.bundle import LLASA_PROMPT, Bundle, open_bundle
+from phoonnx_llasa.encoder import ENCODER_FILE
 from phoonnx_llasa.errors import LlasaError
+from phoonnx_llasa.files import read_json
 from phoonnx_llasa.presets import read_voices
 from phoonnx_llasa.prompt import PromptBuilder, SpeechTokenizer
+from scripts.conversion.llasa.card import Card
+from scripts.conversion.llasa.checksums import SUMS, write_sums
 from scripts.conversion.llasa.files import whole_folder
 from scripts.conversion.llasa.onnx_store import DATA_SUFFIX, load_graph
+from scripts.conversion.llasa.report import read_report
 
 logger = logging.getLogger(__name__)
 
 MODEL, CODEC = "model.onnx", "xcodec2_decoder.onnx"
 TOKENIZER, VOICES = "tokenizer.json", "voices.json"
+
+
+_FILES = frozenset({"model", "codec", "tokenizer", "voices", "samples", "encoder", "reports"})
+"""Fields of `BundleParts` that are files, not words about them."""
 
 
 class BundleMismatchError(Exception):
@@ -49,6 +58,8 @@ class BundleParts:
     voices: Path | None = None
     samples: Path | None = None
     """Folder of recordings to show; copied as samples/."""
+    encoder: Path | None = None
+    """Folder of export_xcodec2_encoder, for presets from recordings."""
     title: str = "Llasa-1B for phoonnx"
     lang_code: str = "en"
     languages: tuple[str, ...] = ("en", "zh")
@@ -66,11 +77,14 @@ class BundleParts:
     """Sampling defaults, under the names of `extra_params`."""
     card: str = ""
     """More of the model card, markdown."""
+    reports: tuple[Path, ...] = ()
+    """Reports of the gates, whose tables go into the card."""
 
 
-def make_bundle(folder: Path, parts: BundleParts) -> Bundle:
+def make_bundle(folder: Path, parts: BundleParts, *, draft: bool = False) -> Bundle:
     """Write the bundle of `parts` to `folder` and open it.
 
+    A `draft` is for the next stage only and has neither card nor checksums, which read everything.
     Large files are hard links where the file system allows. An existing `folder` is replaced.
     Raises BundleMismatchError or a LlasaError naming the file when something does not fit; then
     `folder` is as it was.
@@ -84,12 +98,40 @@ def make_bundle(folder: Path, parts: BundleParts) -> Bundle:
             _take(parts.voices, fresh / VOICES)
         if parts.samples is not None:
             shutil.copytree(parts.samples, fresh / "samples")
+        if parts.encoder is not None:
+            _take(parts.encoder / ENCODER_FILE, fresh / ENCODER_FILE)
         config = json.dumps(_config(parts, num_codes), indent=2, ensure_ascii=False)
         (fresh / "config.json").write_text(config + "\n", encoding="utf-8")
-        (fresh / "README.md").write_text(_card(parts), encoding="utf-8")
         check_bundle(fresh)
+        if not draft:
+            card = _card(parts, open_bundle(fresh))
+            (fresh / "README.md").write_text(card, encoding="utf-8")
+            write_sums(fresh)
     logger.info("wrote %s", folder)
     return open_bundle(folder)
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    """What a bundle says of itself, from a JSON object: the fields of `BundleParts` but its files.
+
+    Raises:
+        BundleError: the file cannot be read.
+        ValueError: it has a field that is none, or of another type.
+    """
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: is no JSON object")
+    own = {each.name: each.default for each in fields(BundleParts) if each.name not in _FILES}
+    profile: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in own:
+            raise ValueError(f"{path}: {name!r} is none of {', '.join(own)}")
+        expected = dict if name == "inference" else type(own[name])
+        turned = tuple(value) if expected is tuple and isinstance(value, list) else value
+        if type(turned) is not expected:
+            raise ValueError(f"{path}: {name!r} is {value!r}, expected {expected.__name__}")
+        profile[name] = turned
+    return profile
 
 
 def check_bundle(folder: Path) -> None:
@@ -166,43 +208,48 @@ def _config(parts: BundleParts, num_codes: int) -> dict[str, Any]:
     }
 
 
-def _card(parts: BundleParts) -> str:
-    header: dict[str, Any] = {
-        "license": parts.license_id,
-        "language": list(parts.languages),
-        "pipeline_tag": "text-to-speech",
-        "library_name": "phoonnx",
-        "base_model": list(parts.base_models),
-        "tags": ["onnx", "phoonnx", "llasa", "text-to-speech"],
-    }
-    # JSON values are YAML values, and quote what needs it.
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items() if value)]
-    made_from = ", ".join(parts.base_models) or parts.source
+def _card(parts: BundleParts, bundle: Bundle) -> str:
+    folder = bundle.model.parent
+    outputs = _shapes(load_graph(bundle.model).graph.output)
+    cache = outputs["present.0.key"]
     files = {
-        MODEL: "language model: text and the codes so far to the next code, with a KV cache; "
-        f"its weights may lie in `{MODEL}{DATA_SUFFIX}`",
+        MODEL: "language model: text and the codes so far to the next code, with a KV cache",
+        MODEL + DATA_SUFFIX: "its weights",
         CODEC: f"codec: codes to sound, {parts.hop_length} samples a code, {parts.sample_rate} Hz",
         TOKENIZER: "text to tokens",
-        "config.json": "names, sizes, prompt and sampling defaults",
+        VOICES: "voices: a transcript and its codes each",
+        "config.json": "names, sizes, prompt and sampling defaults; all that a program needs",
+        ENCODER_FILE: "recordings to codes, for presets of one's own; not needed to speak",
+        "samples": "what the voices sound like, with a manifest",
     }
-    if parts.voices is not None:
-        files[VOICES] = "voices: a transcript and its codes each"
-    lines += [
-        "---",
-        "",
-        f"# {parts.title}",
-        "",
-        "A speech model in ONNX form for [phoonnx](https://github.com/TigreGotico/phoonnx).",
-        f"Made from {made_from}.",
-        f"Licence of the weights: {parts.license}.",
-        "",
-        "| file | what |",
-        "|---|---|",
-        *(f"| `{name}` | {what} |" for name, what in files.items()),
-    ]
-    if parts.card:
-        lines += ["", parts.card.strip()]
-    return "\n".join(lines) + "\n"
+    num_codes = SpeechTokenizer(bundle.tokenizer).num_codes
+    voices = None if bundle.voices is None else read_voices(bundle.voices, num_codes=num_codes)
+    recordings = sorted(path.name for path in folder.glob("samples/*.wav"))
+    return Card(
+        title=parts.title,
+        license=parts.license,
+        license_id=parts.license_id,
+        languages=parts.languages,
+        source=parts.source,
+        base_models=parts.base_models,
+        files={name: what for name, what in files.items() if (folder / name).exists()}
+        | {SUMS: "checksums of all of these"},
+        geometry={
+            "num_layers": sum(name.startswith("present.") for name in outputs) // 2,
+            "num_kv_heads": cache[1],
+            "head_dim": cache[3],
+            "vocab_size": outputs["logits"][-1],
+            "num_codes": num_codes,
+            "hop_length": parts.hop_length,
+            "sample_rate": parts.sample_rate,
+            "context_length": parts.context_length,
+        },
+        voices=voices,
+        hop_seconds=parts.hop_length / parts.sample_rate,
+        reports=[read_report(path) for path in parts.reports],
+        samples=[f"samples/{name}" for name in recordings],
+        more=parts.card,
+    ).text()
 
 
 def _take(source: Path, target: Path) -> None:
@@ -236,30 +283,33 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
     parser.add_argument("--voices", type=Path, help="voices.json")
     parser.add_argument("--samples", type=Path, help="folder of recordings to show")
-    parser.add_argument("--lang", default="en", help="language code of the bundle (default: en)")
-    parser.add_argument("--license", default="CC BY-NC 4.0", help="licence of the weights")
-    parser.add_argument("--license-id", default="cc-by-nc-4.0", help="its name on Hugging Face")
-    parser.add_argument(
-        "--source", default="HKUSTAudio/Llasa-1B", help="where the weights are from"
-    )
-    parser.add_argument("--title", default="Llasa-1B for phoonnx", help="title of the model card")
+    parser.add_argument("--encoder", type=Path, help="folder of export_xcodec2_encoder")
+    parser.add_argument("--report", type=Path, action="append", default=[], help="JSON of a gate")
+    parser.add_argument("--profile", type=Path, help="JSON object with any of the words below")
+    parser.add_argument("--lang", dest="lang_code", help="language code of the bundle")
+    parser.add_argument("--license", help="licence of the weights (default: CC BY-NC 4.0)")
+    parser.add_argument("--license-id", help="its name on Hugging Face")
+    parser.add_argument("--source", help="where the weights are from")
+    parser.add_argument("--title", help="title of the model card")
+    parser.add_argument("--draft", action="store_true", help="without card and checksums")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parts = BundleParts(
-        model=arguments.model,
-        codec=arguments.codec,
-        tokenizer=arguments.tokenizer,
-        voices=arguments.voices,
-        samples=arguments.samples,
-        lang_code=arguments.lang,
-        license=arguments.license,
-        license_id=arguments.license_id,
-        source=arguments.source,
-        title=arguments.title,
-    )
+    words = ("lang_code", "license", "license_id", "source", "title")
     try:
-        make_bundle(arguments.folder, parts)
-    except (LlasaError, BundleMismatchError, OSError) as error:
+        profile = read_profile(arguments.profile) if arguments.profile else {}
+        profile |= {name: value for name in words if (value := getattr(arguments, name))}
+        parts = BundleParts(
+            model=arguments.model,
+            codec=arguments.codec,
+            tokenizer=arguments.tokenizer,
+            voices=arguments.voices,
+            samples=arguments.samples,
+            encoder=arguments.encoder,
+            reports=tuple(arguments.report),
+            **profile,
+        )
+        make_bundle(arguments.folder, parts, draft=arguments.draft)
+    except (LlasaError, BundleMismatchError, OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")
 
 
