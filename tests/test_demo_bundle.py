@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
-from phoonnx_llasa.bundle import open_bundle
+from phoonnx_llasa.bundle import LLASA_PROMPT, open_bundle
 from phoonnx_llasa.prompt import PromptBuilder, SpeechTokenizer
 from phoonnx_llasa.synthesis import Synthesizer
 
@@ -41,12 +42,32 @@ def test_the_bundle_is_small_and_whole(demo_bundle: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["Mind the step.", "It's late, isn't it? No!", "a  b", "THE LAST TRAIN LEAVES AT TEN."]
 )
-def test_the_prompt_is_markers_around_characters(demo_bundle: Path, tokenizer, text: str) -> None:
+def test_the_prompt_is_llasas_own_with_its_sentences_as_single_tokens(
+    demo_bundle: Path, tokenizer, text: str
+) -> None:
     config = open_bundle(demo_bundle).config
+    assert config.prompt == LLASA_PROMPT
     builder = PromptBuilder(tokenizer, template=config.prompt, context_length=config.context_length)
+    ids = builder.build(text).ids
     characters = [8 + CHARACTERS.index(each) for each in " ".join(text.lower().split())]
-    assert builder.build(text).ids == (2, *characters, 3, 4)
-    assert (tokenizer.first_code_id, tokenizer.end_id) == (40, 5)
+    assert list(ids[19:-15]) == characters
+    assert (ids[0], ids[18], ids[-15], ids[-1]) == (1, 2, 3, 4)
+    assert (tokenizer.first_code_id, tokenizer.end_id) == (48, 5)
+    whole = Tokenizer.from_file(str(demo_bundle / "tokenizer.json"))
+    assert whole.encode(LLASA_PROMPT.replace("{text}", text)).ids == list(ids)
+
+
+def test_template_words_in_a_text_are_characters(tokenizer) -> None:
+    for text in ("system", "user", "assistant", "convert the text to speech"):
+        assert read(tokenizer, text) == text
+
+
+def test_it_has_a_calm_and_a_lively_preset_of_its_own_making(voice: Synthesizer) -> None:
+    assert set(voice.voices.presets) == {"calm", "lively"}
+    assert voice.voices.default_voice == "calm"
+    for preset in voice.voices.presets.values():
+        assert preset.synthetic
+        assert 80 < len(preset.codes) < 150
 
 
 @pytest.mark.parametrize(
@@ -108,7 +129,7 @@ def test_it_speaks_at_a_natural_pace_and_ends_by_itself(voice: Synthesizer) -> N
 
 
 def test_without_a_preset_it_is_as_loud_as_recorded_speech(voice: Synthesizer) -> None:
-    options = voice.options({"seed": 2, "stream": False})
+    options = voice.options({"seed": 2, "stream": False, "voice": "none"})
     for text in ("Please leave your muddy boots outside the front door.", "Is this seat taken?"):
         (block,) = voice.synthesize(text, options)
         assert 0.5 < np.abs(block.samples).max() < 1.2
