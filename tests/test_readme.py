@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from phoonnx_llasa.errors import ParameterError
+from phoonnx_llasa.host.ovos_voices import read_settings
 from phoonnx_llasa.options import parse_options
 from phoonnx_llasa.presets import read_voices
 
@@ -110,6 +111,13 @@ def test_set_up_commands_exist(code: str):
 
 @blocks_of("json")
 def test_json_is_what_the_reader_takes(code: str, tmp_path: Path):
+    data = json.loads(code)
+    if isinstance(data, dict) and "tts" in data:
+        ovos = data["tts"]
+        settings = read_settings(ovos[ovos["module"]])
+        assert settings.model == "llasa/HKUST/en/1b"
+        assert settings.preset in {"en_female_a", "en_male_a"}
+        return
     path = tmp_path / "voices.json"
     path.write_text(code)
     voices = read_voices(path, num_codes=65_536)
