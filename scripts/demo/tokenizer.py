@@ -2,8 +2,8 @@
 
 Llasa's prompt is kept word for word, but its constant sentences would cost a hundred character
 tokens a row. They begin with line breaks, which text to be spoken never does, so the pre-tokenizer
-can cut them out whole; the role names between control tokens are ordinary characters, since a user may
-say "system" too. Text is brought down to what the voice has learned: lower case, no accents,
+can cut them out whole; the role names between control tokens are ordinary characters, since a user
+may say "system" too. Text is brought down to what the voice has learned: lower case, no accents,
 numbers and some signs in words, other stops as the nearest of those it knows.
 
     python -m scripts.demo.tokenizer tokenizer.json
