@@ -89,6 +89,8 @@ class NoPlayback:
         self.stopped = True
 
 
+TAIL = bytes(2 * 1600)
+
 #: Writes what it hears into OUT.sound, and when into OUT.times: nanoseconds and bytes.
 _RECORDER = """\
 import os, sys, time
@@ -123,7 +125,8 @@ class FakePlayer:
         return self.folder / f"player.{ending}"
 
     def sound(self) -> bytes:
-        return self.path("sound").read_bytes()
+        """What was heard, without the silence that follows each sentence of bare samples."""
+        return self.path("sound").read_bytes().removesuffix(TAIL)
 
     def first_heard(self) -> int:
         """Nanoseconds of the clock."""

@@ -38,8 +38,13 @@ KNOWN_PLAYERS: Final[Sequence[Sequence[str]]] = (
     ("aplay", "-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", RATE),
 )
 
+#: Seconds of silence behind bare samples: ffplay ends with its last buffer unplayed, up to 512
+#: samples that its audio library holds.
+TAIL: Final = 0.1
+
 _WAV_RATE: Final = struct.Struct("<24xI")
 _WAV_HEADER_BYTES: Final = 44
+_SAMPLE_BYTES: Final = 2
 #: Seconds that a player has to end by itself when it is told to.
 _PATIENCE: Final = 1.0
 #: Bytes at the end of what a player complained of that go into our message.
@@ -110,12 +115,16 @@ class Player:
             raise self._failure()
         self._waiting.put(sound)
 
-    def finish(self) -> None:
+    def finish(self, tail: bytes = b"") -> None:
         """Wait until everything is played, or the program is stopped.
+
+        Args:
+            tail: sound that need not be heard.
 
         Raises:
             PlaybackError: the program failed, so that something has not been heard.
         """
+        self._waiting.put(tail)
         self._waiting.put(None)
         self._feeder.join()
         code = self._process.wait()
@@ -168,6 +177,7 @@ class PlayerCallbacks(StreamingTTSCallbacks):  # type: ignore[misc]
         """
         super().__init__(bus, play_args=list(command), tts_config=tts_config)
         self._player: Player | None = None
+        self._tail = b""
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -195,6 +205,7 @@ class PlayerCallbacks(StreamingTTSCallbacks):  # type: ignore[misc]
             self._player = Player(command)
             wants_wav = command == self.play_args
             self._player.write(chunk if wants_wav else chunk[_WAV_HEADER_BYTES:])
+            self._tail = b"" if wants_wav else bytes(round(TAIL * rate) * _SAMPLE_BYTES)
 
     def stream_stop(self, listen: bool = False, message: Any = None) -> None:
         """Wait until everything is played, then tell OVOS.
@@ -204,7 +215,7 @@ class PlayerCallbacks(StreamingTTSCallbacks):  # type: ignore[misc]
         """
         try:
             if self._player is not None:
-                self._player.finish()
+                self._player.finish(self._tail)
         finally:
             self._player = None
             events = ["ovos.common_play.unduck", "recognizer_loop:audio_output_end"]
