@@ -315,6 +315,7 @@ def test_file_names_of_the_entrys_own_config_are_followed_and_voices_may_be_miss
     config["llasa"]["files"] = {"tokenizer": "words.json"}
     (folder / "config.json").write_text(json.dumps(config))
     urls = {"model_url": f"{address}/model.onnx", "config_url": f"{address}/config.json"}
+    caplog.set_level("INFO")
     bundle, _ = entry_bundle(TTSModelInfo("my/llasa", "en", engine="llasa", **urls))
     assert bundle.tokenizer.name == "words.json"
     assert bundle.voices is None

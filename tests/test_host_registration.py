@@ -232,4 +232,4 @@ def test_a_reloaded_host_is_registered_with_anew() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["False", "True", "False", "phoonnx_llasa.json"]
+    assert result.stdout.split() == ["True", "True", "False", "phoonnx_llasa.json"]

@@ -171,6 +171,13 @@ def test_without_the_cache_every_request_is_spoken(make_plugin):
     assert len({samples_of(plugin.synth(TEXT)[0]) for _ in range(3)}) > 1
 
 
+def test_voices_are_listed_without_loading_them(make_plugin):
+    plugin = make_plugin()
+    voices = ["en_female_a", "en_male_a", "zh_female_a", "zh_male_a"]
+    assert plugin.available_voices == voices
+    assert plugin._choices().main._voices == {}
+
+
 @pytest.mark.parametrize(
     ("config", "request_", "preset"),
     [
@@ -255,10 +262,9 @@ def test_the_model_may_be_given_as_the_voice_as_in_the_hosts_own_plugin(make_plu
 
 def test_without_a_configured_model_the_built_in_voice_speaks(make_plugin, demo_bundle, tmp_path):
     plugin = make_plugin(model=None, max_new_tokens=10)
-    assert plugin.available_voices == []
     out = tmp_path / "out.wav"
     plugin.get_tts("Hello.", str(out))
-    assert len(samples_of(out)) == 10 * 640
+    assert 0 < len(samples_of(out)) <= 10 * 640
     assert plugin._request("en").model.files().bundle.model.parent == demo_bundle
     with pytest.raises(UnsupportedError, match="llasa/demo/en/tiny has nobody who speaks zh"):
         plugin.synth("你好", lang="zh")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -28,7 +29,7 @@ from ovos_world import (
     wait_until,
 )
 
-from phoonnx_llasa.errors import PlaybackError, UnknownPresetError
+from phoonnx_llasa.errors import GraphError, ParameterError, PlaybackError, UnknownPresetError
 from phoonnx_llasa.host import opm
 from phoonnx_llasa.host.opm import LlasaTTSPlugin
 from phoonnx_llasa.host.playback import KNOWN_PLAYERS, Player, find_player
@@ -211,10 +212,22 @@ def test_a_player_that_fails_is_an_error_and_keeps_nothing(make_plugin, events, 
     assert not plugin._speaking.locked()
 
 
-def test_a_sentence_that_cannot_be_spoken_is_not_announced(make_plugin, events, player):
-    plugin = streaming(make_plugin, events, player.command(), preset="nobody")
-    with pytest.raises(UnknownPresetError):
-        plugin.execute(TEXT)
+def test_a_sentence_that_cannot_be_spoken_is_not_announced(
+    make_plugin, events, player, small_bundle, tmp_path
+):
+    broken = tmp_path / "broken"
+    shutil.copytree(small_bundle, broken)
+    (broken / "xcodec2_decoder.onnx").write_bytes(b"no graph")
+    for error, config in (
+        (UnknownPresetError, {"preset": "nobody"}),
+        (GraphError, {"model": str(broken)}),
+    ):
+        plugin = streaming(make_plugin, events, player.command(), **config)
+        with pytest.raises(error):
+            plugin.execute(TEXT)
+    plugin = streaming(make_plugin, events, player.command())
+    with pytest.raises(ParameterError, match="100000 characters"):
+        plugin.execute(TEXT * 10_000)
     assert events.types == []
     assert not player.path("begun").exists()
 

@@ -60,6 +60,7 @@ class LlasaTTSPlugin(StreamingTTS):  # type: ignore[misc]
         self._speaking = threading.Lock()
         self._stop_asked = threading.Event()
         self._turns = _Turns()
+        self._making_caches = threading.Lock()
         super().__init__(config=config, validator=validator, audio_ext="wav")
         try:
             self._chooser = VoiceChooser(read_settings(self.config))
@@ -285,7 +286,8 @@ class LlasaTTSPlugin(StreamingTTS):  # type: ignore[misc]
             self._stop_asked.clear()
             self.add_metric({"metric_type": "tts.stream.start"})
             try:
-                self._wait_for_other_sound()
+                if isinstance(self.callbacks, PlayerCallbacks):
+                    self._wait_for_other_sound()
                 with _stream_to(self.callbacks, message, listen=listen) as listener:
                     self._obtain(sentence, ctxt, listener)
             except _Stopped:
@@ -337,7 +339,8 @@ class LlasaTTSPlugin(StreamingTTS):  # type: ignore[misc]
         if config.get("persist_cache") and (folder := config.get("preloaded_cache")):
             # In one folder the voices would overwrite each other's sentences.
             config = {**config, "preloaded_cache": str(Path(folder) / ctxt.tts_id)}
-        return ctxt.get_cache(self.audio_ext, config)
+        with self._making_caches:  # or two threads make one each, and one forgets its sentences
+            return ctxt.get_cache(self.audio_ext, config)
 
     def _write(
         self,
@@ -356,6 +359,8 @@ class LlasaTTSPlugin(StreamingTTS):  # type: ignore[misc]
         rate, chunks = request.speak(sentence)
         with destination(path) as stream, closing(chunks):
             writer = SoundWriter(stream, rate)
+            if stopped is not None and stopped.is_set():
+                raise _Stopped
             if listener is not None:
                 listener(wav_header(rate, None))
             for chunk in chunks:
@@ -394,26 +399,36 @@ def _language_of(message: Any) -> str | None:
 def _stream_to(callbacks: Any, message: Any, *, listen: bool) -> Iterator[_Listener]:
     """Hand a stream to OVOS's callbacks, which hear of its end however it ends.
 
-    Leaves when everything is played.
+    They hear of its start with the first chunk: what cannot be spoken is not announced, and
+    nothing is silenced while a model loads. Leaves when everything is played.
     """
-    callbacks.stream_start(message)
-    done = False
+    started = done = False
+
+    def listener(chunk: bytes) -> None:
+        nonlocal started
+        if not started:
+            callbacks.stream_start(message)
+            started = True
+        callbacks.stream_chunk(chunk)
+
     try:
-        yield callbacks.stream_chunk
+        yield listener
         done = True
     finally:
-        if not done and (abort := getattr(callbacks, "abort", None)):
+        if started and not done and (abort := getattr(callbacks, "abort", None)):
             abort()
-        callbacks.stream_stop(listen and done, message)
+        if started:
+            callbacks.stream_stop(listen and done, message)
 
 
 def _replay(path: Path, listener: _Listener, stopped: threading.Event) -> None:
     with path.open("rb") as file:
-        listener(file.read(_WAV_HEADER_BYTES))
-        while block := file.read(_FILE_BLOCK):
+        block = file.read(_WAV_HEADER_BYTES)
+        while block:
             if stopped.is_set():
                 raise _Stopped
             listener(block)
+            block = file.read(_FILE_BLOCK)
 
 
 class _Turns:
