@@ -117,9 +117,15 @@ def with_preset(bundle: Path, folder: Path, num_codes: int) -> Path:
     return folder
 
 
+#: onnx refuses weights in a file with two names, and small copies cost nothing.
+_LINKED_FROM: Final = 256 << 20
+
+
 def _link(source: Path, target: Path) -> None:
-    """A hard link, which onnxruntime takes for a file of the folder; else a copy."""
+    """A hard link of a large file, which onnxruntime takes for one of the folder; else a copy."""
     try:
+        if source.stat().st_size < _LINKED_FROM:
+            raise OSError
         os.link(source.resolve(), target)
     except OSError:
         shutil.copyfile(source, target)

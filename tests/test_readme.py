@@ -1,5 +1,6 @@
 """What the documents show is run, and what they list is what there is."""
 
+import importlib.util
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from phoonnx_llasa.errors import ParameterError
 from phoonnx_llasa.host.ovos_voices import read_settings
 from phoonnx_llasa.options import parse_options
 from phoonnx_llasa.presets import read_voices
+from scripts.conversion.llasa.make_presets import read_wishes
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -105,8 +107,12 @@ def test_set_up_commands_exist(code: str):
         program, *arguments = shlex.split(line, comments=True)
         if program == "make":
             subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
+        elif program == "python":
+            assert arguments[0] == "-m"
+            assert importlib.util.find_spec(arguments[1]) is not None
         else:
-            assert (program, arguments) == ("pip", ["install", "."])
+            assert (program, arguments[0]) == ("pip", "install")
+            assert arguments[1:] in (["."], ["-e", ".[convert,listen]"])
 
 
 @blocks_of("json")
@@ -120,6 +126,9 @@ def test_json_is_what_the_reader_takes(code: str, tmp_path: Path):
         return
     path = tmp_path / "voices.json"
     path.write_text(code)
+    if isinstance(data, list):
+        assert [wish.name for wish in read_wishes(path)] == ["en_female_b"]
+        return
     voices = read_voices(path, num_codes=65_536)
     assert set(voices.presets) == set(json.loads(code)["presets"])
     assert voices.default_voice in voices.presets

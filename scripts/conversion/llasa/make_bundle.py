@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -85,7 +84,7 @@ def make_bundle(folder: Path, parts: BundleParts, *, draft: bool = False) -> Bun
     """Write the bundle of `parts` to `folder` and open it.
 
     A `draft` is for the next stage only and has neither card nor checksums, which read everything.
-    Large files are hard links where the file system allows. An existing `folder` is replaced.
+    An existing `folder` is replaced.
     Raises BundleMismatchError or a LlasaError naming the file when something does not fit; then
     `folder` is as it was.
     """
@@ -253,7 +252,10 @@ def _card(parts: BundleParts, bundle: Bundle) -> str:
 
 
 def _take(source: Path, target: Path) -> None:
-    """Link or copy a file, and the sidecar that an ONNX graph names with it."""
+    """Copy a file, and the sidecar that an ONNX graph names with it.
+
+    Not a hard link: onnx refuses to load weights from a file that has more than one name.
+    """
     if not source.is_file():
         raise FileNotFoundError(f"{source}: no such file")
     sidecar = source.with_name(source.name + DATA_SUFFIX)
@@ -262,16 +264,8 @@ def _take(source: Path, target: Path) -> None:
             raise BundleMismatchError(
                 f"{source} names {sidecar.name} as its weights file; export it as {target.name}"
             )
-        _link_or_copy(sidecar, target.with_name(sidecar.name))
-    _link_or_copy(source, target)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    # A link is as good as a copy: whatever writes these files replaces them, never edits them.
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
+        shutil.copyfile(sidecar, target.with_name(sidecar.name))
+    shutil.copyfile(source, target)
 
 
 def main(argv: list[str] | None = None) -> None:
