@@ -214,7 +214,8 @@ def test_one_command_makes_a_bundle(settings: Settings, capsys: pytest.CaptureFi
         assert f"{gate}: passed" in card
     voice = Synthesizer.open(open_bundle(settings.out))
     blocks = list(voice.synthesize("Hello.", voice.options({"seed": 1, "max_new_tokens": 30})))
-    assert sum(len(block.samples) for block in blocks) == 30 * 320
+    num_codes = sum(len(block.codes) for block in blocks)  # random weights may end by themselves
+    assert sum(len(block.samples) for block in blocks) == num_codes * 320 > 0
     before = (settings.out / "SHA256SUMS").stat().st_mtime_ns
     assert convert.main(arguments) == 0
     assert (settings.out / "SHA256SUMS").stat().st_mtime_ns == before
