@@ -145,7 +145,7 @@ def test_with_pulse_duck_other_sound_is_left_to_the_sound_server(make_plugin, ev
 @pytest.mark.parametrize("event", ["mycroft.stop", "mycroft.audio.speech.stop"])
 def test_stop_silences_a_stream_and_keeps_nothing(make_plugin, events, player, tmp_path, event):
     plugin = streaming(make_plugin, events, player.command(), **MANY_BLOCKS)
-    speaking = threading.Thread(target=plugin.execute, args=(LONG,), kwargs={"listen": True})
+    speaking = threading.Thread(daemon=True, target=plugin.execute, args=(LONG,), kwargs={"listen": True})
     speaking.start()
     wait_until(lambda: player.path("sound").exists() and player.sound())
     events.bus.emit(Message(event))
@@ -168,10 +168,10 @@ def test_stop_silences_a_stream_and_keeps_nothing(make_plugin, events, player, t
 
 def test_stop_after_everything_was_made_silences_the_player(make_plugin, events, player):
     plugin = streaming(make_plugin, events, player.command(mode="deaf"))
-    speaking = threading.Thread(target=plugin.execute, args=(TEXT,), kwargs={"listen": True})
+    speaking = threading.Thread(daemon=True, target=plugin.execute, args=(TEXT,), kwargs={"listen": True})
     speaking.start()
     ctxt = plugin._get_ctxt({})
-    wait_until(lambda: len(ctxt.get_cache().cached_sentences))
+    wait_until(lambda: len(plugin._cache(ctxt).cached_sentences))
     events.bus.emit(Message("mycroft.stop"))
     speaking.join(30)
     assert not speaking.is_alive()
@@ -189,10 +189,10 @@ def test_stop_while_nothing_is_streamed_is_left_to_ovos(make_plugin, events, pla
 
 def test_a_slow_player_does_not_hold_up_the_model(make_plugin, events, player):
     plugin = streaming(make_plugin, events, player.command(mode="deaf"), **MANY_BLOCKS)
-    speaking = threading.Thread(target=plugin.execute, args=(LONG,))
+    speaking = threading.Thread(daemon=True, target=plugin.execute, args=(LONG,))
     speaking.start()
     ctxt = plugin._get_ctxt({})
-    wait_until(lambda: len(ctxt.get_cache().cached_sentences))
+    wait_until(lambda: len(plugin._cache(ctxt).cached_sentences))
     assert not player.path("sound").exists()
     assert events.types == START
     player.path("listen").touch()
@@ -235,7 +235,7 @@ def test_a_sentence_that_cannot_be_spoken_is_not_announced(
 def test_sentences_are_heard_one_after_the_other(make_plugin, events, player):
     plugin = streaming(make_plugin, events, player.command())
     texts = [f"{TEXT} {number}." for number in range(3)]
-    threads = [threading.Thread(target=plugin.execute, args=(text,)) for text in texts]
+    threads = [threading.Thread(daemon=True, target=plugin.execute, args=(text,)) for text in texts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -251,7 +251,7 @@ def test_what_ovos_plays_already_is_heard_out_first(make_plugin, events, player)
     plugin = streaming(make_plugin, events, player.command())
     plugin.synth(TEXT)
     TTS.playback._now_playing = ("chime.wav",)
-    speaking = threading.Thread(target=plugin.execute, args=(TEXT,))
+    speaking = threading.Thread(daemon=True, target=plugin.execute, args=(TEXT,))
     speaking.start()
     speaking.join(0.3)
     assert events.types == []
