@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phoonnx_llasa._version import __version__
-from phoonnx_llasa.cli import BUILT_IN, cli
+from phoonnx_llasa.cli import cli
+from phoonnx_llasa.commands.common import BUILT_IN
 from phoonnx_llasa.wav import wav_header
 
 TEXT = "Good morning. It rains."

@@ -145,7 +145,9 @@ def test_with_pulse_duck_other_sound_is_left_to_the_sound_server(make_plugin, ev
 @pytest.mark.parametrize("event", ["mycroft.stop", "mycroft.audio.speech.stop"])
 def test_stop_silences_a_stream_and_keeps_nothing(make_plugin, events, player, tmp_path, event):
     plugin = streaming(make_plugin, events, player.command(), **MANY_BLOCKS)
-    speaking = threading.Thread(daemon=True, target=plugin.execute, args=(LONG,), kwargs={"listen": True})
+    speaking = threading.Thread(
+        daemon=True, target=plugin.execute, args=(LONG,), kwargs={"listen": True}
+    )
     speaking.start()
     wait_until(lambda: player.path("sound").exists() and player.sound())
     events.bus.emit(Message(event))
@@ -168,7 +170,9 @@ def test_stop_silences_a_stream_and_keeps_nothing(make_plugin, events, player, t
 
 def test_stop_after_everything_was_made_silences_the_player(make_plugin, events, player):
     plugin = streaming(make_plugin, events, player.command(mode="deaf"))
-    speaking = threading.Thread(daemon=True, target=plugin.execute, args=(TEXT,), kwargs={"listen": True})
+    speaking = threading.Thread(
+        daemon=True, target=plugin.execute, args=(TEXT,), kwargs={"listen": True}
+    )
     speaking.start()
     ctxt = plugin._get_ctxt({})
     wait_until(lambda: len(plugin._cache(ctxt).cached_sentences))

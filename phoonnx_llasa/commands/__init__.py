@@ -1,0 +1,1 @@
+"""The subcommands of phoonnx-llasa, one module each."""

