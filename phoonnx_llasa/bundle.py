@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -77,6 +78,19 @@ class Bundle:
     codec: Path
     tokenizer: Path
     voices: Path | None
+
+    @property
+    def num_bytes(self) -> int:
+        """What the files take on disk, the weights beside a graph included."""
+        from phoonnx_llasa.graph.external_data import external_extents
+
+        # A codec is usually one large file, which is not read to find that out.
+        beside = [self.codec.with_name(self.codec.name + "_data")]
+        beside += [self.model.parent / name for name in external_extents(self.model)]
+        paths = {self.model, self.codec, self.tokenizer, *filter(is_file, beside)}
+        if self.voices is not None:
+            paths.add(self.voices)
+        return sum(path.stat().st_size for path in paths)
 
 
 def parse_config(data: object, *, where: Path | str) -> BundleConfig:
@@ -221,15 +235,9 @@ def _fetch_file(
     repo_id: str, name: str, subfolder: str, revision: str, local_files_only: bool
 ) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
 
     where = "/".join(part for part in (repo_id, subfolder, name) if part) + f"@{revision}"
-    try:
+    with hub_errors(where):
         return Path(
             hf_hub_download(
                 repo_id,
@@ -239,6 +247,22 @@ def _fetch_file(
                 local_files_only=local_files_only,
             )
         )
+
+
+@contextmanager
+def hub_errors(where: str) -> Iterator[None]:
+    """Make errors of ours of what huggingface_hub raises.
+
+    Args:
+        where: the file, for the message.
+
+    Raises:
+        DownloadError: the file is neither in the cache nor to be had.
+    """
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        yield
     except LocalEntryNotFoundError as error:
         raise DownloadError(
             where,
@@ -247,7 +271,7 @@ def _fetch_file(
         ) from error
     except EntryNotFoundError as error:
         raise DownloadError(where, "does not exist on the hub") from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # the client passes on what its transports raise
         raise DownloadError(where, f"cannot be fetched: {error}") from error
 
 

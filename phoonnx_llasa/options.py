@@ -149,5 +149,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], Any]]] = MappingProxyType(
         "sentence_silence": _number(0.0, 10.0),
     }
 )
+#: All names that extra_params may have.
+PARAMETERS: Final = tuple(_CHECKS)
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _WINDOWS: Final = ("block_codes", "first_block_codes", "lookback_codes", "lookahead_codes")

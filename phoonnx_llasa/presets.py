@@ -52,6 +52,8 @@ class Voices:
     default_voice: str | None = None
     broken: Mapping[str, PresetError] = field(default_factory=lambda: MappingProxyType({}))
     """Entries that cannot be used, with the reason."""
+    own: frozenset[str] = frozenset()
+    """Names of those that are the user's own, not the bundle's."""
 
     def get(self, name: str | None) -> Preset | None:
         """The preset of a name; of the default for None; None where there is none to replay.
@@ -123,21 +125,33 @@ def write_voices(path: Path, voices: Voices, *, note: str = "") -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    data: dict[str, Any] = {"default_voice": voices.default_voice}
+    entries = {name: preset_entry(preset) for name, preset in voices.presets.items()}
+    with atomic_writer(path) as stream:
+        stream.write(dump_voices(voices.default_voice, entries, note=note))
+
+
+def preset_entry(preset: Preset) -> dict[str, Any]:
+    """A preset as the object that voices.json has for it."""
+    return {
+        "text": preset.text,
+        "lang": preset.lang,
+        "codes": list(preset.codes),
+        "synthetic": preset.synthetic,
+        "seed": preset.seed,
+    }
+
+
+def dump_voices(default_voice: str | None, entries: Mapping[str, Any], *, note: str = "") -> bytes:
+    """The content of a voices.json.
+
+    Args:
+        entries: name -> object, as `preset_entry` makes them.
+    """
+    data: dict[str, Any] = {"default_voice": default_voice}
     if note:
         data["note"] = note
-    data["presets"] = {
-        name: {
-            "text": preset.text,
-            "lang": preset.lang,
-            "codes": list(preset.codes),
-            "synthetic": preset.synthetic,
-            "seed": preset.seed,
-        }
-        for name, preset in voices.presets.items()
-    }
-    with atomic_writer(path) as stream:
-        stream.write(json.dumps(data, ensure_ascii=False, indent=1).encode() + b"\n")
+    data["presets"] = dict(entries)
+    return json.dumps(data, ensure_ascii=False, indent=1).encode() + b"\n"
 
 
 def cut_reference(preset: Preset, max_codes: int = MAX_REFERENCE_CODES) -> Preset:

@@ -43,6 +43,7 @@ from phoonnx_llasa.presets import (
 from phoonnx_llasa.prompt import Prompt, PromptBuilder, SpeechTokenizer
 from phoonnx_llasa.sampling import Sampler, SpeechLayout
 from phoonnx_llasa.text import split_text, spoken_weight
+from phoonnx_llasa.user_voices import JoinedVoices
 
 LOG = logging.getLogger(__name__)
 
@@ -88,7 +89,6 @@ class Synthesizer:
 
     Attributes:
         bundle: the files.
-        voices: the presets, cut to what the context can hold.
         sample_rate: Hertz.
     """
 
@@ -103,6 +103,9 @@ class Synthesizer:
     ) -> None:
         """Put loaded parts together.
 
+        Args:
+            voices: the bundle's presets; the user's own are added here.
+
         Raises:
             ConfigError: config.json's sampling defaults cannot be used.
             GraphError: graph and tokenizer do not belong together.
@@ -112,9 +115,11 @@ class Synthesizer:
         self.language_model = language_model
         self.codec = codec
         self.sample_rate = bundle.config.sample_rate
-        self.voices = _fit_references(voices)
+        self._voices = JoinedVoices(
+            voices, bundle.codec, num_codes=tokenizer.num_codes, prepare=_fit_references
+        )
         offset = language_model.row_offset
-        first, last = _speech_rows(tokenizer)
+        first, last = speech_rows(tokenizer)
         if first < offset or last >= offset + language_model.num_rows:
             raise GraphError(
                 bundle.model,
@@ -133,7 +138,7 @@ class Synthesizer:
             template=bundle.config.prompt,
             context_length=bundle.config.context_length,
         )
-        self._preset_sounds: dict[str, NDArray[np.float32]] = {}
+        self._preset_sounds: dict[str, tuple[Preset, NDArray[np.float32]]] = {}
         self._preset_sounds_lock = threading.Lock()
         try:
             self.options({})
@@ -178,12 +183,20 @@ class Synthesizer:
         )
         model = open_language_model(
             bundle.model,
-            rows=_speech_rows(tokenizer),
+            rows=speech_rows(tokenizer),
             context_length=config.context_length,
             providers=providers,
             settings=settings or LoadSettings.from_environment(),
         )
         return cls(bundle, tokenizer=tokenizer, language_model=model, codec=codec, voices=voices)
+
+    @property
+    def voices(self) -> Voices:
+        """The presets, the bundle's and the user's own, cut to what the context can hold.
+
+        A preset that the user makes is found from then on.
+        """
+        return self._voices.now()
 
     def options(self, extra_params: Mapping[str, Any]) -> Options:
         """What a caller asked for, on top of the bundle's own defaults.
@@ -204,12 +217,12 @@ class Synthesizer:
     def preset_sound(self, preset: Preset) -> NDArray[np.float32]:
         """The preset itself as sound, float32 [hop_length * codes], decoded once and kept."""
         with self._preset_sounds_lock:
-            sound = self._preset_sounds.get(preset.name)
-            if sound is None:
+            kept, sound = self._preset_sounds.get(preset.name, (None, None))
+            if sound is None or kept != preset:  # the user may have made it anew
                 sound = decode_whole(self.codec, preset.codes).samples
                 sound.setflags(write=False)
-                if self.voices.presets.get(preset.name) is preset:
-                    self._preset_sounds[preset.name] = sound
+                if self.voices.presets.get(preset.name) == preset:
+                    self._preset_sounds[preset.name] = preset, sound
             return sound
 
     def synthesize(self, text: str, options: Options) -> Generator[SpeechBlock, None, None]:
@@ -220,24 +233,43 @@ class Synthesizer:
             UnknownPresetError: the preset does not exist.
             PromptTooLongError: preset and text do not fit into the context.
         """
-        if not isinstance(text, str):
-            raise ParameterError("text", text, "a string")
-        if len(text) > MAX_TEXT_CHARS:
-            raise ParameterError("text", text, f"up to {MAX_TEXT_CHARS} characters in one call")
         preset = self.preset(options.voice)
-        pieces = self._fit(text, preset, options.max_chunk_chars)
-        return self._speak(pieces, preset, options)
+        pieces = self._pieces(text, preset, options)
+        return self._speak(deque(pieces), iter(()), preset, options)
+
+    def synthesize_parts(
+        self, parts: Iterable[str], options: Options
+    ) -> Generator[SpeechBlock, None, None]:
+        """Speak a text that is still being written, each part as soon as it is there.
+
+        A part is asked for when all before it are spoken. Where each begins with a new paragraph,
+        the sound is that of the whole text in one call: one speaker, one seed for all.
+
+        Raises:
+            ParameterError: a part is no text, or too long; raised when its turn comes.
+            UnknownPresetError: the preset does not exist.
+            PromptTooLongError: preset and text do not fit into the context.
+        """
+        return self._speak(deque(), iter(parts), self.preset(options.voice), options)
 
     def _speak(
-        self, pieces: Iterable[str], preset: Preset | None, options: Options
+        self,
+        waiting: deque[str],
+        parts: Iterator[str],
+        preset: Preset | None,
+        options: Options,
     ) -> Generator[SpeechBlock, None, None]:
         seed = secrets.randbits(63) if options.seed is None else options.seed
         pause = np.zeros(round(options.sentence_silence * self.sample_rate), np.float32)
-        waiting = deque(pieces)
         # Without a preset the codec has what was just said to go on from.
         context: Sequence[int] = () if preset is None else preset.codes
         number = 0
-        while waiting:
+        while True:
+            while not waiting:
+                part = next(parts, None)
+                if part is None:
+                    return
+                waiting.extend(self._pieces(part, preset, options))
             piece = waiting.popleft()
             if number and pause.size:
                 yield SpeechBlock(pause, (), number, piece)
@@ -301,6 +333,13 @@ class Synthesizer:
 
         return is_silent
 
+    def _pieces(self, text: str, preset: Preset | None, options: Options) -> list[str]:
+        if not isinstance(text, str):
+            raise ParameterError("text", text, "a string")
+        if len(text) > MAX_TEXT_CHARS:
+            raise ParameterError("text", text, f"up to {MAX_TEXT_CHARS} characters in one call")
+        return self._fit(text, preset, options.max_chunk_chars)
+
     def _fit(self, text: str, preset: Preset | None, max_chars: int) -> list[str]:
         """Split a text so that what each piece usually takes fits behind its prompt.
 
@@ -323,7 +362,7 @@ class Synthesizer:
         return room >= _USUAL_CODES_PER_WEIGHT * spoken_weight(piece)
 
 
-def _speech_rows(tokenizer: SpeechTokenizer) -> tuple[int, int]:
+def speech_rows(tokenizer: SpeechTokenizer) -> tuple[int, int]:
     """First and last id that may be sampled."""
     last_code = tokenizer.first_code_id + tokenizer.num_codes - 1
     return min(tokenizer.first_code_id, tokenizer.end_id), max(last_code, tokenizer.end_id)

@@ -28,9 +28,13 @@ PRESETS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the package keeps between runs is kept for this run of the tests only."""
+    """What the package keeps between runs is kept for this run of the tests only.
+
+    Presets that whoever runs the tests has made are not seen by them.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from benchmarks import machine, parity, report, run
+from benchmarks import machine, parity, picture, report, run
 from benchmarks.bundles import PRESET, random_bundle, with_preset
 from benchmarks.engines import Subject, available, in_turn, open_engine
 from benchmarks.footprint import measure, measure_in_process
@@ -19,6 +20,7 @@ from phoonnx_llasa.bundle import open_bundle
 from phoonnx_llasa.compact_decoder import CompactModel
 from phoonnx_llasa.language_model import open_language_model
 from phoonnx_llasa.presets import read_voices
+from phoonnx_llasa.synthesis import Synthesizer
 
 ENGINES = ["compact", "published", "phoonnx"]
 OPTIONS = [
@@ -276,3 +278,34 @@ def test_a_bundle_of_random_weights_is_built_once(tmp_path: Path) -> None:
     said.clear()
     assert random_bundle(tmp_path / "cache", "tiny", said.append) == folder
     assert not said
+
+
+def test_the_picture_of_a_sentence_is_drawn_from_what_was_measured(
+    small_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "streamed.png"
+    places = ["--bundle", str(small_bundle), "--output", str(path)]
+    picture.main([*places, "--text", "It rains.", "--rounds", "1"])
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "of speech in" in capsys.readouterr().out
+
+
+def test_blocks_are_heard_when_they_are_ready_and_the_one_before_is_over() -> None:
+    second = np.zeros(16_000, np.float32)
+    times = [(0.0, 0.5, 0.5), (0.5, 1.0, 1.5), (1.0, 3.0, 3.0)]
+    blocks = [picture.TimedBlock(*seconds, second) for seconds in times]
+    streamed = picture.Streamed("text", 16_000, blocks)
+    assert (streamed.first, streamed.made, streamed.sound) == (0.5, 3.0, 3.0)
+    assert streamed.gaps == pytest.approx(0.5)
+
+
+def test_a_streamed_sentence_is_timed_block_by_block(small_bundle: Path) -> None:
+    streamed = picture.stream(Synthesizer.open(open_bundle(small_bundle)), "It rains.", 3)
+    free = 0.0
+    for before, block in pairwise([None, *streamed.blocks]):
+        assert block is not None
+        assert block.begun == (before.ready if before else 0.0)
+        assert block.begun < block.ready <= block.heard
+        assert block.heard == max(block.ready, free)
+        free = block.heard + len(block.samples) / streamed.sample_rate
+    assert streamed.gaps >= -1e-9

@@ -287,37 +287,6 @@ def test_the_built_in_voice_is_the_default_and_the_environment_may_name_another(
     assert samples_of(Path("speech.wav")) == spoken(small_bundle, "Good morning.", seed=1)
 
 
-def test_voices_lists_ids_with_language_state_and_licence(hub_cache: Path):
-    result = run("voices")
-    assert result.exit_code == 0
-    head, *rows = (line.split(maxsplit=3) for line in result.stdout.splitlines())
-    assert head == ["ID", "LANGUAGE", "STATE", "LICENCE"]
-    table = {row[0]: row[1:] for row in rows}
-    assert table["llasa/HKUST/en/1b"] == ["en-US", "ready", "CC BY-NC 4.0"]
-    assert table["llasa/HKUST/zh/1b"] == ["zh-CN", "ready", "CC BY-NC 4.0"]
-    assert table[BUILT_IN][:2] == ["en-US", "ready"]
-
-
-@pytest.mark.parametrize("by_id", [False, True])
-def test_voices_of_a_model_lists_its_presets(hub_cache: Path, small_bundle: Path, by_id: bool):
-    result = run("voices", "-m", "llasa/HKUST/en/1b" if by_id else small_bundle)
-    assert result.exit_code == 0
-    _, *rows = (line.split(maxsplit=3) for line in result.stdout.splitlines())
-    assert [row[0] for row in rows] == ["en_female_a", "en_male_a", "zh_female_a", "zh_male_a"]
-    assert rows[0][1:] == ["en", "default", "The rain had stopped before the morning came."]
-    assert rows[1][1:3] == ["en", "Good"]
-
-
-def test_voices_of_a_model_that_is_not_here_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    import huggingface_hub.constants as hub_constants
-
-    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
-    result = run("voices", "-m", "llasa/HKUST/en/1b")
-    assert "phoonnx-voices download llasa/HKUST/en/1b" in error_of(result, 1)
-
-
 def test_help_and_version_need_no_model():
     assert "voices" in run("--help").stdout
     assert "--sentence-silence" in run("say", "-h").stdout
@@ -343,7 +312,7 @@ def start(*arguments: str | Path, **options: object) -> "subprocess.Popen[bytes]
 
 def wait_for_sound(folder: Path) -> None:
     """Wait until some sound lies in a temporary file of a folder."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         if any(path.stat().st_size > 1_000 for path in folder.glob(".*.part")):
             return
@@ -360,7 +329,7 @@ def test_an_interrupt_leaves_nothing_behind(small_bundle: Path, number: int, cod
     process = start("say", "-m", small_bundle, "-o", "out.wav", "This goes on and on. " * 900)
     wait_for_sound(Path())
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == code
     assert b"Traceback" not in stderr
     assert files_in() == ["out.wav"]
@@ -378,7 +347,7 @@ def test_a_listener_who_goes_away_ends_it_quietly(small_bundle: Path):
     process.stdout.close()
     assert process.stderr is not None
     stderr = process.stderr.read()
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=180) == 1
     assert b"Traceback" not in stderr
     assert b"Exception" not in stderr
     assert files_in() == []
@@ -404,7 +373,7 @@ def test_utf8_text_is_understood_whatever_the_locale(small_bundle: Path, utf8_mo
 def test_a_shells_own_file_gets_its_true_length_and_a_pipe_plays_at_once(small_bundle: Path):
     common = ("say", "-m", small_bundle, "--seed", "3", "-o", "-", TEXT)
     with Path("shell.wav").open("wb") as stream:
-        assert start(*common, stdout=stream).wait(timeout=60) == 0
+        assert start(*common, stdout=stream).wait(timeout=180) == 0
     piped, _ = start(*common, stdout=subprocess.PIPE).communicate()
     samples = spoken(small_bundle, TEXT, seed=3)
     assert samples_of(Path("shell.wav")) == samples

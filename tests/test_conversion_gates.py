@@ -12,7 +12,8 @@ import pytest
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
-from scripts.conversion.llasa import gate_quantized, parity_codec, parity_llm
+from phoonnx_llasa.errors import UnreadableTextError
+from scripts.conversion.llasa import gate_quantized, parity_codec, parity_llm, prompts
 from scripts.conversion.llasa.onnx_store import DATA_SUFFIX
 from scripts.conversion.llasa.prompts import read_prompts
 from scripts.conversion.llasa.report import Report, read_report
@@ -223,6 +224,16 @@ def test_prompts_are_speech_where_the_tokenizer_knows_it(small_checkpoints: Path
     assert prompts.ids.keys() == {"en", "zh"}
     short = read_prompts(tokenizer, template="<|TEXT_UNDERSTANDING_START|>{text}")
     assert len(short.ids["zh"]) < len(prompts.ids["zh"]) - 20
+
+
+def test_a_sentence_that_a_voice_of_one_language_cannot_read_is_left_out(demo_bundle: Path) -> None:
+    assert read_prompts(demo_bundle / "tokenizer.json").ids.keys() == {"en"}
+
+
+def test_nothing_that_a_voice_reads_is_an_error(demo_bundle: Path, monkeypatch) -> None:
+    monkeypatch.delitem(prompts.SENTENCES, "en")
+    with pytest.raises(UnreadableTextError):
+        read_prompts(demo_bundle / "tokenizer.json")
 
 
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path, capsys) -> None:

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from phoonnx_llasa.bundle import open_bundle
+from phoonnx_llasa.measures import measure, pitch
 from phoonnx_llasa.presets import Preset, Voices, read_voices, write_voices
 from phoonnx_llasa.synthesis import Synthesizer
 from scripts.conversion.llasa import convert, make_presets, publish, render_samples
 from scripts.conversion.llasa.checksums import check_sums, write_sums
 from scripts.conversion.llasa.convert import Settings, plan
-from scripts.conversion.llasa.sound import measure, pitch
 from scripts.conversion.llasa.stages import ROOT, Journal, Stage, StageError, run_stages
 
 RATE = 16_000
@@ -271,9 +271,9 @@ def test_what_is_misheard_or_cut_off_is_no_preset(demo: Synthesizer) -> None:
     good = make_presets.speak(demo, WISH, 0, lambda _: WISH.text)
     assert good.word_errors == 0
     misheard = make_presets.speak(demo, WISH, 0, lambda _: "The garden is very loud today.")
-    assert misheard.faults(WISH, make_presets.Bounds())[-1].endswith("of the words misheard")
+    assert misheard.faults_for(WISH, make_presets.Bounds())[-1].endswith("of the words misheard")
     cut = dataclasses.replace(good, truncated=True)
-    assert "did not end by itself" in cut.faults(WISH, make_presets.Bounds())
+    assert "did not end by itself" in cut.faults_for(WISH, make_presets.Bounds())
     with pytest.raises(ValueError, match="spoken in pieces"):
         make_presets.speak(demo, dataclasses.replace(WISH, text=f"{WISH.text} " * 3), 0, None)
 
@@ -352,6 +352,19 @@ def test_a_voice_without_presets_is_recorded_once(demo_bundle: Path, tmp_path: P
     (sample,) = json.loads((tmp_path / "samples" / "manifest.json").read_text())["samples"]
     assert (sample["file"], sample["preset"], sample["truncated"]) == ("default.wav", None, False)
     assert 0.5 < sample["seconds"] < 4
+    assert not sample["streamed"]
+
+
+def test_a_manifest_tells_how_it_was_made(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(demo_bundle, tmp_path / "bundle")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["bundle", "samples", "--text", "Good morning.", "--seed", "3", "--stream"]
+    assert render_samples.main(arguments) == 0
+    manifest = json.loads((tmp_path / "samples" / "manifest.json").read_text())
+    assert manifest["command"].endswith("bundle samples --text 'Good morning.' --seed 3 --stream")
+    assert all(sample["streamed"] for sample in manifest["samples"])
 
 
 # Publication

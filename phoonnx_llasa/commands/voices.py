@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,57 +14,135 @@ from phoonnx_llasa.commands.common import (
     only_sound_on_stdout,
     set_up_logging,
 )
+from phoonnx_llasa.commands.completion import complete_model
 
 if TYPE_CHECKING:
     from phoonnx_llasa.bundle import Bundle
+    from phoonnx_llasa.host.catalogue import Listing
+    from phoonnx_llasa.presets import Preset
+
+_UNKNOWN: Final = "not known yet"
 
 
 @click.command()
-@click.option("--model", "-m", metavar="ID|FOLDER", help="List the presets of this model instead.")
+@click.option(
+    "--model",
+    "-m",
+    metavar="ID|FOLDER",
+    shell_complete=complete_model,
+    help="List the presets of this model instead.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @logging_options
-def voices(model: str | None, quiet: bool, verbose: int) -> None:
-    """List the voice ids, or the presets of one model.
+def voices(model: str | None, as_json: bool, quiet: bool, verbose: int) -> None:
+    """List the voice ids, or the presets of one model with those you made.
 
-    Nothing is downloaded.
+    Nothing is downloaded. The size is what lies on the disk, or what a download would fetch;
+    voices of one model share their files.
+
+    \b
+    phoonnx-llasa voices
+    phoonnx-llasa voices --model llasa/demo/en/tiny
+    phoonnx-llasa voices --json
     """
     with only_sound_on_stdout():
         set_up_logging(verbose, quiet=quiet)
-        rows = _catalogue_rows() if model is None else _preset_rows(find_bundle(model))
+        if model is None:
+            found = _catalogue()
+            rows, entries = _catalogue_rows(found), {"voices": list(map(_catalogue_entry, found))}
+            problems = [f"{each.voice_id}: {each.problem}" for each in found if each.problem]
+        else:
+            rows, entries, problems = _presets(model, find_bundle(model))
+    for problem in problems:
+        click.echo(f"warning: {problem}", err=True)
+    click.echo(json.dumps(entries, ensure_ascii=False, indent=1) if as_json else _table(rows))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)
 
 
-def _catalogue_rows() -> list[tuple[str, ...]]:
+def _catalogue() -> list[Listing]:
     from phoonnx_llasa.host.catalogue import list_voices
 
+    return list_voices()
+
+
+def _catalogue_rows(found: Sequence[Listing]) -> list[Sequence[str]]:
     return [
-        ("ID", "LANGUAGE", "STATE", "LICENCE"),
-        *(
-            (v.voice_id, v.lang, "ready" if v.downloaded else "not downloaded", v.license)
-            for v in list_voices()
-        ),
+        ("ID", "LANGUAGE", "STATE", "SIZE", "LICENCE"),
+        *((v.voice_id, v.lang, _state(v), _size(v.size), v.license or _UNKNOWN) for v in found),
     ]
 
 
-def _preset_rows(bundle: Bundle) -> list[tuple[str, ...]]:
-    from phoonnx_llasa.presets import Voices, read_voices
-    from phoonnx_llasa.prompt import SpeechTokenizer
+def _state(voice: Listing) -> str:
+    if voice.built_in:
+        return "built in"
+    if voice.problem:
+        return "broken"
+    return "downloaded" if voice.downloaded else "not downloaded"
 
-    found = Voices()
-    if bundle.voices is not None:
-        tokenizer = SpeechTokenizer(bundle.tokenizer, bundle.config.num_codes)
-        found = read_voices(bundle.voices, num_codes=tokenizer.num_codes)
-    return [
-        ("PRESET", "LANGUAGE", "", "SAYS"),
-        *(
+
+def _size(count: int | None) -> str:
+    from phoonnx_llasa.host.downloads import human_bytes
+
+    return _UNKNOWN if count is None else human_bytes(count)
+
+
+def _catalogue_entry(voice: Listing) -> dict[str, Any]:
+    return {
+        "id": voice.voice_id,
+        "language": voice.lang,
+        "name": voice.display_name,
+        "licence": voice.license,
+        "state": _state(voice),
+        "downloaded": voice.downloaded,
+        "size_bytes": voice.size,
+        "problem": voice.problem or None,
+    }
+
+
+def _presets(model: str, bundle: Bundle) -> tuple[list[Sequence[str]], dict[str, Any], list[str]]:
+    """Rows for people, an object for programs, and what is wrong with presets left out."""
+    from phoonnx_llasa.prompt import SpeechTokenizer
+    from phoonnx_llasa.user_voices import bundle_voices
+
+    tokenizer = SpeechTokenizer(bundle.tokenizer, bundle.config.num_codes)
+    found = bundle_voices(bundle, num_codes=tokenizer.num_codes).now()
+    rows: list[Sequence[str]] = [("PRESET", "LANGUAGE", "SECONDS", "SEED", "MADE BY", "SAYS")]
+    entries = []
+    for name, preset in found.presets.items():
+        own, is_default = name in found.own, name == found.default_voice
+        seconds = len(preset.codes) * bundle.config.hop_length / bundle.config.sample_rate
+        rows.append(
             (
-                name,
+                name + (" (default)" if is_default else ""),
                 preset.lang,
-                "default" if name == found.default_voice else "",
+                f"{seconds:.1f}",
+                "" if preset.seed is None else str(preset.seed),
+                _maker(preset, own=own),
                 " ".join(filter(str.isprintable, preset.text.split())),
             )
-            for name, preset in found.presets.items()
-        ),
-    ]
+        )
+        entries.append(
+            {
+                "name": name,
+                "language": preset.lang,
+                "seconds": seconds,
+                "seed": preset.seed,
+                "synthetic": preset.synthetic,
+                "own": own,
+                "default": is_default,
+                "text": preset.text,
+            }
+        )
+    return rows, {"model": model, "presets": entries}, [str(e) for e in found.broken.values()]
+
+
+def _maker(preset: Preset, *, own: bool) -> str:
+    return ("you" if own else "the model") + ("" if preset.synthetic else ", from a recording")

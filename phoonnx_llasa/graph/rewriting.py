@@ -81,13 +81,8 @@ def open_proven(
         prepack=prepack,
         threads=threads,
     )
-    key = proof_key(
-        model,
-        [model.parent / name for name in external_extents(model)],
-        context_length=context_length,
-        rows=rows,
-        providers=[str(provider) for provider in providers],
-        prepack=prepack,
+    key = key_of_compact(
+        model, context_length=context_length, rows=rows, providers=providers, prepack=prepack
     )
     found = require_proof(reference, compact.decoder, key=key, folder=proofs, mode=proof)
     if not found.passed:
@@ -95,3 +90,27 @@ def open_proven(
             model, "compact graph", f"its logits are not the published graph's: {found.reason}"
         )
     return compact
+
+
+def key_of_compact(
+    model: Path,
+    *,
+    context_length: int,
+    rows: tuple[int, int] | None = None,
+    providers: Sequence[Any] = ("CPUExecutionProvider",),
+    prepack: bool = False,
+) -> str:
+    """The name under which the proof of a compact graph is kept.
+
+    Raises:
+        GraphError: the file is no graph.
+        OSError: a file cannot be read.
+    """
+    return proof_key(
+        model,
+        [model.parent / name for name in external_extents(model)],
+        context_length=context_length,
+        rows=rows,
+        providers=[str(provider) for provider in providers],
+        prepack=prepack,
+    )

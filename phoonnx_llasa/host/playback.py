@@ -66,7 +66,10 @@ def find_player(configured: object = None) -> list[str] | None:
             if (path := shutil.which(command[0])) is not None:
                 return [path, *command[1:]]
         return None
-    command_line = shlex.split(configured) if isinstance(configured, str) else configured
+    try:
+        command_line = shlex.split(configured) if isinstance(configured, str) else configured
+    except ValueError:  # a quotation mark too few
+        command_line = None
     if (
         not isinstance(command_line, Sequence)
         or not command_line

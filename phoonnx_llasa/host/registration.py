@@ -150,12 +150,13 @@ def _voice_index_files(original: Any) -> Any:
 
 
 def _load_voice(original: Any) -> Any:
-    from phoonnx_llasa.host.catalogue import find_voice, our_entries
-
+    # The catalogue is imported by the calls: importing it may be what has brought us here.
     if original is not None:
 
         @wraps(original)
         def load_any(self: Any, voice_id: str, *args: Any, **kwargs: Any) -> Any:
+            from phoonnx_llasa.host.catalogue import find_voice, our_entries
+
             if voice_id not in our_entries():
                 return original(self, voice_id, *args, **kwargs)
             return find_voice(self, voice_id).load(*args, **kwargs)
@@ -175,6 +176,8 @@ def _load_voice(original: Any) -> Any:
         Raises:
             UnknownVoiceError: nobody knows the id; it names the ones that are close.
         """
+        from phoonnx_llasa.host.catalogue import find_voice
+
         return find_voice(self, voice_id).load(providers=providers)
 
     return load_voice

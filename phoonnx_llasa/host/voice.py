@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,15 +178,43 @@ class LlasaVoice(TTSVoice):  # type: ignore[misc]
         """
         wanted = syn_config or SynthesisConfig()
         self._refuse_unsupported(wanted)
-        if not isinstance(text, str):
-            raise ParameterError("text", text, "a string")
+        return self._sound(
+            lambda options: self.synthesizer.synthesize(self._prepared(text, wanted), options),
+            wanted,
+        )
+
+    def synthesize_parts(
+        self, parts: Iterable[str], syn_config: SynthesisConfig | None = None
+    ) -> Iterator[LlasaChunk]:
+        """Speak a text that is still being written, each part as soon as it is there.
+
+        As `synthesize`, with one speaker and one seed for all parts. A part is asked for when all
+        before it are spoken; let each begin with a new paragraph.
+
+        Raises:
+            ParameterError: an extra parameter cannot be used; a part, when its turn comes.
+            UnknownPresetError: the preset does not exist, or is broken.
+            PromptTooLongError: preset and text do not fit into the context.
+            UnsupportedError: a clip to clone, or a text that is not plain text.
+        """
+        wanted = syn_config or SynthesisConfig()
+        self._refuse_unsupported(wanted)
+        prepared = (self._prepared(part, wanted) for part in parts)
+        return self._sound(
+            lambda options: self.synthesizer.synthesize_parts(prepared, options), wanted
+        )
+
+    def _sound(
+        self,
+        speak: Callable[[Options], Generator[SpeechBlock, None, None]],
+        wanted: SynthesisConfig,
+    ) -> Generator[LlasaChunk, None, None]:
         options = self.options(wanted)
         upscaler = self._load_super_resolution(wanted)
         conversion = self._load_voice_conversion(wanted)
         if upscaler is not None or conversion is not None:
             options = replace(options, stream=False)
-        blocks = self.synthesizer.synthesize(self._prepared(text, wanted), options)
-        return self._chunks(blocks, self._loudness(options, wanted), upscaler, conversion)
+        return self._chunks(speak(options), self._loudness(options, wanted), upscaler, conversion)
 
     def warmup(self) -> None:
         """Read the weights once and decode the preset, so that the first call is not the slow one.
@@ -213,6 +241,8 @@ class LlasaVoice(TTSVoice):  # type: ignore[misc]
 
     def _prepared(self, text: str, wanted: SynthesisConfig) -> str:
         """The host's own treatment of any text: its spellings, then diacritics where asked for."""
+        if not isinstance(text, str):
+            raise ParameterError("text", text, "a string")
         if self.phonetic_spellings and wanted.enable_phonetic_spellings:
             text = self.phonetic_spellings.apply(text)
         _, add_diacritics = get_conversion(

@@ -1,12 +1,14 @@
-"""SHA256SUMS of a folder, in the format of `sha256sum --check`."""
+"""SHA256SUMS of a folder: written, and held against everything in it."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Final
 
-SUMS: Final = "SHA256SUMS"
+from phoonnx_llasa.checksums import SUMS_FILE, file_sum, read_sums
+from phoonnx_llasa.errors import BundleError
+
+SUMS: Final = SUMS_FILE
 
 
 def files_of(folder: Path) -> dict[str, Path]:
@@ -17,7 +19,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def write_sums(folder: Path) -> None:
     """Write the list of a folder."""
-    lines = [f"{_digest(path)}  {name}\n" for name, path in files_of(folder).items()]
+    lines = [f"{file_sum(path)}  {name}\n" for name, path in files_of(folder).items()]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -26,12 +28,10 @@ def check_sums(folder: Path) -> list[str]:
     path = folder / SUMS
     if not path.is_file():
         return [f"there is no {SUMS}"]
-    listed = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        digest, separator, name = line.partition("  ")
-        if not separator or len(digest) != 64:
-            return [f"{SUMS}, line {number}: is not a checksum and a name"]
-        listed[name] = digest
+    try:
+        listed = read_sums(path)
+    except BundleError as error:
+        return [str(error)]
     there = files_of(folder)
     return [
         *(f"{name}: is missing" for name in listed if name not in there),
@@ -39,11 +39,6 @@ def check_sums(folder: Path) -> list[str]:
         *(
             f"{name}: was changed"
             for name, file in there.items()
-            if name in listed and _digest(file) != listed[name]
+            if name in listed and file_sum(file) != listed[name]
         ),
     ]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
 """transformers' XCodec2 decoder against the authors' modules (PyPI `xcodec2`), random weights.
 
     pip download --no-deps xcodec2==0.1.5 torchtune==0.6.1 einops==0.8.2 \
-        vector-quantize-pytorch==1.17.8 einx
+        vector-quantize-pytorch==1.17.8 einx==0.3.0 frozendict
     python -m scripts.conversion.llasa.compare_authors FOLDER_WHERE_THEY_ARE_UNPACKED
 
 The packages' pins (torch 2.5 and others) cannot be installed beside ours, so this is no test of

@@ -13,26 +13,24 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phoonnx_llasa import candidates
 from phoonnx_llasa.bundle import open_bundle
 from phoonnx_llasa.errors import LlasaError
 from phoonnx_llasa.files import read_json
 from phoonnx_llasa.presets import (
-    MAX_REFERENCE_CODES,
-    NO_PRESET,
     Preset,
     Voices,
     make_preset,
     write_voices,
 )
 from phoonnx_llasa.synthesis import Synthesizer
-from scripts.conversion.llasa.sound import Measures, measure
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +55,9 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(candidates.Bounds):
     """What a candidate has to keep to."""
 
-    clipped: float = 1e-3
-    longest_silence: float = 0.8
-    rate: tuple[float, float] = (7.0, 28.0)
-    ending_db: float = -12.0
     word_errors: float = 0.1
 
 
@@ -96,33 +90,15 @@ class NoCandidateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One seed's try."""
+class Candidate(candidates.Candidate):
+    """One seed's try, and whether it is understood."""
 
-    codes: tuple[int, ...]
-    measures: Measures
-    truncated: bool
-    word_errors: float | None
+    word_errors: float | None = None
     """Share of the words that whisper heard wrongly; None where it was not asked."""
 
-    def faults(self, wish: Wish, bounds: Bounds) -> list[str]:
+    def faults_for(self, wish: Wish, bounds: Bounds) -> list[str]:
         """What speaks against it, in words."""
-        found = self.measures
-        faults = []
-        if self.truncated:
-            faults.append("did not end by itself")
-        if len(self.codes) > MAX_REFERENCE_CODES:
-            faults.append(f"{len(self.codes)} codes, at most {MAX_REFERENCE_CODES} can be used")
-        if found.clipped > bounds.clipped:
-            faults.append(f"{found.clipped:.2%} clipped")
-        if found.longest_silence > bounds.longest_silence:
-            faults.append(f"{found.longest_silence:.1f} s of silence")
-        if not bounds.rate[0] <= found.rate <= bounds.rate[1]:
-            faults.append(f"{found.rate:.1f} letters a second")
-        if found.ending_db > bounds.ending_db:
-            faults.append(f"ends at {found.ending_db:.0f} dB, as if cut off")
-        if wish.pitch is not None and not wish.pitch[0] <= found.pitch <= wish.pitch[1]:
-            faults.append(f"pitch {found.pitch:.0f} Hz")
+        faults = self.faults(replace(bounds, pitch=wish.pitch))
         if self.word_errors is not None and self.word_errors > bounds.word_errors:
             faults.append(f"{self.word_errors:.0%} of the words misheard")
         return faults
@@ -136,25 +112,17 @@ def speak(voice: Synthesizer, wish: Wish, seed: int, listen: Listen | None) -> C
     """Let the model invent a speaker for a wish.
 
     Raises:
-        ValueError: the sentence is so long that it is spoken in pieces.
+        ParameterError: the sentence is so long that it is spoken in pieces.
     """
-    options = voice.options({"voice": NO_PRESET, "seed": seed, "stream": False})
-    blocks = list(voice.synthesize(wish.text, options))
-    if blocks and blocks[-1].piece:
-        raise ValueError(f"{wish.name}: the sentence is spoken in pieces; use a shorter one")
-    sound = np.concatenate([block.samples for block in blocks] or [np.zeros(0, np.float32)])
+    spoken = candidates.speak_candidate(voice, wish.text, seed)
     errors = None
     if listen is not None:
         from scripts.demo.listen import word_errors
 
-        wrong, words = word_errors(wish.text, listen(sound))
+        wrong, words = word_errors(wish.text, listen(spoken.sound))
         errors = wrong / max(words, 1)
-    return Candidate(
-        tuple(code for block in blocks for code in block.codes),
-        measure(sound, voice.sample_rate, wish.text),
-        any(block.truncated for block in blocks),
-        errors,
-    )
+    parts = {field.name: getattr(spoken, field.name) for field in fields(spoken)}
+    return Candidate(**parts, word_errors=errors)
 
 
 def find_preset(
@@ -170,13 +138,13 @@ def find_preset(
 
     Raises:
         NoCandidateError: none passes; says what was wrong with each.
-        ValueError: the sentence is too long for one piece.
+        ParameterError: the sentence is too long for one piece.
     """
     good: list[tuple[tuple[float, float], int, Candidate]] = []
     tried = []
     for seed in seeds:
         candidate = speak(voice, wish, seed, listen)
-        faults = candidate.faults(wish, bounds or Bounds())
+        faults = candidate.faults_for(wish, bounds or Bounds())
         logger.info("%s, seed %d: %s", wish.name, seed, "; ".join(faults) or "good")
         tried.append(f"seed {seed}: {'; '.join(faults)}")
         if not faults:

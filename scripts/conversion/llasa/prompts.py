@@ -1,4 +1,4 @@
-"""What the gates feed to a language model: one sentence in English and one in Chinese."""
+"""What the gates feed to a language model: sentences of two languages, as far as it reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from phoonnx_llasa.bundle import LLASA_PROMPT
-from phoonnx_llasa.errors import TokenizerError
+from phoonnx_llasa.errors import TokenizerError, UnreadableTextError
 from phoonnx_llasa.graph.compare import RowDecoder, Rows
 from phoonnx_llasa.prompt import PromptBuilder, SpeechTokenizer
 
@@ -36,8 +36,11 @@ class Prompts:
 def read_prompts(tokenizer: Path, *, template: str = LLASA_PROMPT) -> Prompts:
     """The sentences as a speech model gets them, or as plain text for any other LLaMA.
 
+    A voice of one language has a tokenizer that refuses the other one, which is left out then.
+
     Raises:
         TokenizerError: the file is no tokenizer, or the template names a token that it lacks.
+        UnreadableTextError: it reads neither of the languages.
     """
     try:
         speech = SpeechTokenizer(tokenizer)
@@ -48,7 +51,13 @@ def read_prompts(tokenizer: Path, *, template: str = LLASA_PROMPT) -> Prompts:
         return Prompts({lang: plain.encode(text).ids for lang, text in SENTENCES.items()}, None)
     builder = PromptBuilder(speech, template=template, context_length=1 << 20)
     last = speech.first_code_id + speech.num_codes - 1
-    return Prompts(
-        {lang: list(builder.build(text).ids) for lang, text in SENTENCES.items()},
-        (min(speech.first_code_id, speech.end_id), max(last, speech.end_id)),
-    )
+    ids: dict[str, list[int]] = {}
+    refused: UnreadableTextError | None = None
+    for lang, text in SENTENCES.items():
+        try:
+            ids[lang] = list(builder.build(text).ids)
+        except UnreadableTextError as error:
+            refused = error
+    if refused is not None and not ids:
+        raise refused
+    return Prompts(ids, (min(speech.first_code_id, speech.end_id), max(last, speech.end_id)))

@@ -9,6 +9,8 @@ import argparse
 import hashlib
 import json
 import logging
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +46,8 @@ class Sample:
     lang: str
     text: str
     seed: int
+    streamed: bool
+    """Decoded in blocks, as they come while the model is still speaking."""
     seconds: float
     sample_rate: int
     truncated: bool
@@ -53,21 +57,29 @@ class Sample:
 
 
 def render_samples(
-    voice: Synthesizer, folder: Path, *, texts: Mapping[str, str] = TEXTS, seed: int = 1
+    voice: Synthesizer,
+    folder: Path,
+    *,
+    texts: Mapping[str, str] = TEXTS,
+    seed: int = 1,
+    stream: bool = False,
+    command: str | None = None,
 ) -> list[Sample]:
     """Write a recording of every preset, or of the bare model where there are none.
 
-    The folder appears whole or not at all; an existing one is replaced.
+    The folder appears whole or not at all; an existing one is replaced. `command` is for the
+    manifest: what makes it again.
     """
     presets: list[Preset | None] = list(voice.voices.presets.values()) or [None]
     samples = []
     with whole_folder(folder) as fresh:
         for preset in presets:
-            samples.append(_render(voice, fresh, preset, texts, seed))
+            samples.append(_render(voice, fresh, preset, texts, seed=seed, stream=stream))
             logger.info("%s: %.1f s", samples[-1].file, samples[-1].seconds)
         manifest = {
             "license": voice.bundle.config.license,
             "source": voice.bundle.config.source,
+            **({"command": command} if command else {}),
             "samples": [asdict(sample) for sample in samples],
         }
         content = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
@@ -76,13 +88,19 @@ def render_samples(
 
 
 def _render(
-    voice: Synthesizer, folder: Path, preset: Preset | None, texts: Mapping[str, str], seed: int
+    voice: Synthesizer,
+    folder: Path,
+    preset: Preset | None,
+    texts: Mapping[str, str],
+    *,
+    seed: int,
+    stream: bool,
 ) -> Sample:
     name = WITHOUT_PRESET if preset is None else preset.name
     lang = (preset.lang if preset else "") or voice.bundle.config.lang_code
     text = texts.get(lang.split("-")[0], texts["en"])
     options = voice.options(
-        {"voice": NO_PRESET if preset is None else name, "seed": seed, "stream": False}
+        {"voice": NO_PRESET if preset is None else name, "seed": seed, "stream": stream}
     )
     blocks = list(voice.synthesize(text, options))
     sound = np.concatenate([block.samples for block in blocks])
@@ -94,8 +112,8 @@ def _render(
     file = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) + ".wav"
     if (folder / file).exists():
         raise FileExistsError(f"{file}: two presets of this bundle would share the file")
-    with destination(folder / file) as stream:
-        writer = SoundWriter(stream, voice.sample_rate)
+    with destination(folder / file) as output:
+        writer = SoundWriter(output, voice.sample_rate)
         writer.write(np.rint(sound * 32767).astype("<i2").tobytes())
         writer.finish()
     return Sample(
@@ -104,6 +122,7 @@ def _render(
         lang=lang,
         text=text,
         seed=seed,
+        streamed=stream,
         seconds=round(len(sound) / voice.sample_rate, 3),
         sample_rate=voice.sample_rate,
         truncated=any(block.truncated for block in blocks),
@@ -119,12 +138,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="gets the recordings and manifest.json")
     parser.add_argument("--text", help="to say instead, in whatever language")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stream", action="store_true", help="decode in blocks, not in one go")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     texts = dict.fromkeys(TEXTS, arguments.text) if arguments.text else TEXTS
+    # A manifest is published: no folder of this machine belongs into it.
+    command = None
+    if not (arguments.bundle.is_absolute() or arguments.folder.is_absolute()):
+        words = ["python", "-m", "scripts.conversion.llasa.render_samples"]
+        command = shlex.join([*words, *(sys.argv[1:] if argv is None else argv)])
     try:
         voice = Synthesizer.open(open_bundle(arguments.bundle))
-        render_samples(voice, arguments.folder, texts=texts, seed=arguments.seed)
+        render_samples(
+            voice,
+            arguments.folder,
+            texts=texts,
+            seed=arguments.seed,
+            stream=arguments.stream,
+            command=command,
+        )
     except (LlasaError, OSError) as error:
         parser.exit(1, f"{error}\n")
     return 0
