@@ -85,11 +85,9 @@ class Display:
 
     def echo(self, line: str) -> None:
         """Print a line that stays."""
-        if self._bar is None:
-            click.echo(line, err=True)
-            return
-        with self._bar.external_write_mode(file=sys.stderr):
-            click.echo(line, err=True)
+        if self._bar is not None:
+            self._bar.clear()
+        click.echo(line, err=True)
 
 
 @contextlib.contextmanager
