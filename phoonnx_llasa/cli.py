@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 it failed (one line says why), 2 the command was called wr
 from __future__ import annotations
 
 import codecs
+import io
 import locale
 import os
 import signal
@@ -26,6 +27,7 @@ from phoonnx_llasa.commands.voices import voices
 from phoonnx_llasa.errors import LlasaError
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
+_STDERR: Final = 2
 
 
 class _Commands(click.Group):
@@ -38,6 +40,9 @@ class _Commands(click.Group):
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
             raise click.exceptions.Exit(_INTERRUPTED) from None
+        except click.Abort:  # at a question
+            _exit_if_interrupted()
+            raise
         except BrokenPipeError:
             raise  # click ends quietly: whoever listened has gone
         except OSError as error:
@@ -70,6 +75,9 @@ def _exit_if_interrupted() -> None:
 def main() -> None:
     """The installed command."""
     _start_again_in_utf8()
+    _fill_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name in another script shall be no failure
+        sys.stdout.reconfigure(errors="backslashreplace")
     # A service manager's stop and a closed terminal have to tidy up as Ctrl-C does.
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP; nohup ignores it
@@ -88,6 +96,17 @@ def _start_again_in_utf8() -> None:
     encoding = codecs.lookup(locale.getpreferredencoding(False)).name
     if encoding != "utf-8" and os.name == "posix" and sys.executable:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
+
+
+def _fill_standard_streams() -> None:
+    """Give closed standard streams to nobody.
+
+    Otherwise their numbers are those of the next files that are opened, a sound's among them, and
+    there libraries would write their complaints.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(number)
 
 
 def _exit_on_signal(number: int, _frame: object) -> NoReturn:

@@ -151,7 +151,10 @@ def dump_voices(default_voice: str | None, entries: Mapping[str, Any], *, note: 
     if note:
         data["note"] = note
     data["presets"] = dict(entries)
-    return json.dumps(data, ensure_ascii=False, indent=1).encode() + b"\n"
+    text = json.dumps(data, ensure_ascii=False, indent=1)
+    if not is_text(text):  # a broken entry is kept, and in UTF-8 its surrogates have no place
+        text = json.dumps(data, indent=1)
+    return text.encode() + b"\n"
 
 
 def cut_reference(preset: Preset, max_codes: int = MAX_REFERENCE_CODES) -> Preset:
@@ -210,7 +213,7 @@ def _parse_preset(name: str, entry: object, num_codes: int) -> Preset:
             name, f'"text" must be the transcript, 1 to {_MAX_TEXT_LENGTH} characters'
         )
     lang = entry.get("lang", "")
-    if not isinstance(lang, str):
+    if not isinstance(lang, str) or len(lang) > _MAX_NAME_LENGTH or not lang.isprintable():
         raise PresetError(name, f'"lang" is {lang!r}, expected a language code')
     synthetic = entry.get("synthetic", True)
     if not isinstance(synthetic, bool):

@@ -227,8 +227,14 @@ def _changed(path: Path) -> Iterator[dict[str, Any]]:
         with FileLock(path.with_suffix(".lock"), timeout=_PATIENCE):
             presets = _entries(path)
             yield presets
-            with atomic_writer(path) as stream:
-                stream.write(dump_voices(None, presets))
+            content = dump_voices(None, presets)
+            if len(content) > _MAX_BYTES:  # it would not be read any more
+                raise UserVoicesError(
+                    path, "is full", hint="`phoonnx-llasa remove-voice` makes room"
+                )
+            # what a link leads to: some keep such files in a folder of their own
+            with atomic_writer(path.resolve()) as stream:
+                stream.write(content)
     except Timeout as error:
         raise UserVoicesError(
             path, f"another process has been writing it for {_PATIENCE:g} s", hint="try again"

@@ -1,5 +1,6 @@
 """The command, called in this process and, where processes matter, in one of its own."""
 
+import contextlib
 import functools
 import io
 import os
@@ -12,11 +13,12 @@ import wave
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from phoonnx_llasa._version import __version__
-from phoonnx_llasa.cli import cli
+from phoonnx_llasa.cli import _Interrupt, cli
 from phoonnx_llasa.commands.common import BUILT_IN
 from phoonnx_llasa.wav import wav_header
 
@@ -236,10 +238,41 @@ def test_a_named_pipe_is_written_to_and_not_replaced(say, small_bundle: Path):
     assert heard == [wav_header(16_000, None) + spoken(small_bundle, TEXT, seed=3)]
 
 
-@pytest.mark.parametrize("model", ["./nowhere", "/nowhere", "~/nowhere"])
+@pytest.mark.parametrize("model", ["./nowhere", "/nowhere", "~/nowhere", "~nobody-such/nowhere"])
 def test_a_folder_that_is_none_is_named(model: str):
     assert "nowhere" in error_of(run("say", "-m", model, TEXT), 1)
     assert files_in() == []
+
+
+def test_who_is_asked_may_answer_with_ctrl_c(demo_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object, **__: object) -> bool:
+        with contextlib.suppress(KeyboardInterrupt):  # click makes another error of it
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        raise click.Abort
+
+    before = signal.signal(signal.SIGINT, _Interrupt())
+    try:
+        assert run("remove-voice", "anna", stdin="").exit_code == 1  # nobody is there
+        monkeypatch.setattr("click.confirm", interrupted)
+        assert run("remove-voice", "anna").exit_code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_closed_standard_streams_do_not_become_files():
+    code = (
+        "import os\n"
+        "from phoonnx_llasa.cli import _fill_standard_streams\n"
+        "os.close(1); os.close(2)\n"
+        "_fill_standard_streams()\n"
+        "number = os.open('file', os.O_WRONLY | os.O_CREAT)\n"
+        "os.write(1, b'a library'); os.write(2, b'complains')\n"
+        "os._exit(number > 2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == 1
+    assert Path("file").read_bytes() == b""
 
 
 def test_an_unknown_voice_id_names_similar_ones():

@@ -118,6 +118,11 @@ def test_a_preset_of_ones_own_is_completed(demo_bundle: Path):
     codec = open_bundle(demo_bundle).codec
     save_preset(codec, Preset("mine_alone", "It rains.", "en", tuple(range(60))))
     assert complete("say", "--voice", "mine") == ["mine_alone"]
+    path = save_preset(codec, Preset("mine_too", "It rains.", "en", tuple(range(60))))
+    path.write_bytes(path.read_bytes().replace(b'"mine_alone"', b'"mine\\u001b[31m"'))
+    assert complete("say", "--voice", "mine") == ["mine_too"]
+    path.write_bytes(b"\xff")
+    assert {"calm", "none"} < set(complete("say", "--voice", ""))
 
 
 def test_completion_loads_nothing_heavy():

@@ -133,6 +133,26 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_spoken(
     assert set(own()) == {"mine"}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("none", "--text", TEXT),
+        ("default", "--text", TEXT),
+        ("anna", "--text", " "),
+        ("anna", "--text", TEXT, "--lang", "English?"),
+        ("anna", "--text", TEXT, "--lang", ""),
+        ("anna", "--text", TEXT, "--seed", (1 << 63) - 1, "--count", 2),
+    ],
+)
+def test_what_is_wrong_without_a_model_is_found_before_it_is_downloaded(
+    arguments, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "load_voice", None)
+    result = new_voice(*arguments)
+    assert result.exit_code in {1, 2}
+    assert "Error: " in result.stderr
+
+
 @pytest.mark.parametrize("name", ["calm", "mine"])
 def test_force_takes_a_name_that_is_taken(own, demo_bundle: Path, name: str, seventh):
     save_preset(open_bundle(demo_bundle).codec, Preset("mine", "Mine.", "en", (1, 2, 3)))

@@ -382,6 +382,17 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(say):
     assert samples_of("out/it-rains.wav")
 
 
+def test_a_folder_is_never_replaced_and_the_others_are_spoken(say):
+    for name in ("it-rains.wav", "taken.wav"):
+        Path("out", name).mkdir(parents=True)
+    lines = '{"text": "It rains.", "output": "taken"}\n{"text": "It rains."}'
+    result = say("-d", "out", "--force", "--json-lines", stdin=lines)
+    assert result.exit_code == 1
+    assert "line 1: out/taken.wav is a folder" in result.stderr
+    assert files_in("out") == ["it-rains-2.wav", "it-rains.wav", "taken.wav"]
+    assert samples_of("out/it-rains-2.wav")
+
+
 # JSON lines
 
 
@@ -462,6 +473,15 @@ def test_what_is_wrong_for_all_lines_is_told_once(say):
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
     assert files_in() == []
+
+
+@pytest.mark.parametrize("kind", ["--lines", "--json-lines"])
+def test_where_no_line_can_be_spoken_an_older_sound_stays(say, kind: str):
+    Path("one.wav").write_bytes(b"older")
+    result = say(kind, "-o", "one.wav", stdin=b"\xff\n\xfe\n")
+    assert result.exit_code == 1
+    assert "one.wav: there is none: no text could be spoken" in result.stderr
+    assert Path("one.wav").read_bytes() == b"older"
 
 
 # Playing
@@ -691,6 +711,25 @@ def test_parts_are_checked_when_their_turn_comes(small_bundle: Path):
     assert len(next(chunks).audio_int16_bytes) > 0
     with pytest.raises(ParameterError, match="a string"):
         list(chunks)
+
+
+@pytest.mark.parametrize("parts", ["It rains.", None])
+def test_a_text_is_no_parts_of_one(small_bundle: Path, parts):
+    with pytest.raises(ParameterError, match=r"as in \[text\]"):
+        voice_of(small_bundle).synthesize_parts(parts)
+
+
+def test_a_sound_is_kept_though_nobody_listens_to_what_is_said_of_it(
+    small_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        words = ["say", "-m", str(small_bundle), *SHORT, "-d", ".", "It rains."]
+        cli.main(words, standalone_mode=False)
+        cli.main(words, standalone_mode=False)
+    assert files_in() == ["it-rains-2.wav", "it-rains.wav"]
 
 
 # From here on in processes of their own, which import phoonnx anew each time.

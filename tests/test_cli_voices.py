@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from cli_world import error_of, own_folders, run, use_cache
+from click.testing import CliRunner
 
 from phoonnx_llasa import open_bundle
+from phoonnx_llasa.cli import cli
 from phoonnx_llasa.commands.common import BUILT_IN
 from phoonnx_llasa.host.downloads import human_bytes
 from phoonnx_llasa.presets import Preset
@@ -59,6 +61,15 @@ def test_what_is_not_here_has_the_size_of_its_download(empty_cache: Path):
     assert table[VOICE]["STATE"] == "not downloaded"
     assert table[VOICE]["SIZE"] == "6.25 GB"
     assert not empty_cache.exists()
+
+
+def test_json_can_be_read_where_utf8_is_not_taken(small_bundle: Path):
+    text = "雨停了。é"
+    save_preset(open_bundle(small_bundle).codec, Preset("mine", text, "zh", tuple(range(60))))
+    runner = CliRunner(charset="latin-1")
+    result = runner.invoke(cli, ["voices", "--json", "-m", str(small_bundle)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout_bytes.decode("ascii"))["presets"][-1]["text"] == text
 
 
 def test_programs_get_json(hub_cache: Path, small_bundle: Path):

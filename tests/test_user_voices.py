@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from phoonnx_llasa import LlasaVoice, open_bundle
+from phoonnx_llasa import LlasaVoice, open_bundle, user_voices
 from phoonnx_llasa.bundle import Bundle
 from phoonnx_llasa.cli import cli
 from phoonnx_llasa.errors import PresetError, UnknownPresetError, UserVoicesError
@@ -188,6 +188,35 @@ def test_a_broken_preset_is_left_out_but_stays_in_the_file(bundle):
     assert set(json.loads(path.read_text())["presets"]) == {"mine", "en_male_a", "far", "more"}
     remove_preset(bundle.codec, "far")
     assert "far" not in joined(bundle).broken
+
+
+def test_a_broken_text_that_utf8_cannot_hold_stays_in_the_file(bundle):
+    path = save_preset(bundle.codec, MINE)
+    data = json.loads(path.read_text())
+    data["presets"]["bad\ud800"] = {"text": "\udfff"}
+    path.write_text(json.dumps(data))
+    save_preset(bundle.codec, named("more"))
+    assert json.loads(path.read_text())["presets"]["bad\ud800"] == {"text": "\udfff"}
+    assert joined(bundle).own == {"mine", "more"}
+    remove_preset(bundle.codec, "bad\ud800")
+    assert not joined(bundle).broken
+
+
+def test_a_file_never_grows_so_large_that_it_is_not_read(bundle, monkeypatch: pytest.MonkeyPatch):
+    path = save_preset(bundle.codec, MINE)
+    monkeypatch.setattr(user_voices, "_MAX_BYTES", path.stat().st_size + 10)
+    with pytest.raises(UserVoicesError, match=r"is full \(.*remove-voice"):
+        save_preset(bundle.codec, named("more"))
+    assert joined(bundle).own == {"mine"}
+
+
+def test_a_file_that_is_a_link_stays_one(bundle, tmp_path: Path):
+    path = save_preset(bundle.codec, MINE)
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    save_preset(bundle.codec, named("more"))
+    assert path.is_symlink()
+    assert joined(bundle).own == {"mine", "more"}
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(bundle, data: Path):

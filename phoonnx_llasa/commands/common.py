@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,7 +48,7 @@ def find_bundle(model: str) -> Bundle:
     from phoonnx_llasa.host.catalogue import cached_bundle
 
     if is_folder(model):
-        return open_bundle(Path(model).expanduser())
+        return open_bundle(folder_of(model))
     bundle = cached_bundle(find_entry(TTSModelManager(), model))
     if bundle is None:
         raise DownloadError(
@@ -59,6 +62,22 @@ def only_sound_on_stdout() -> Iterator[None]:
     """Send what libraries print to standard error: the host's logger writes to standard output."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+def tell(line: str) -> None:
+    """Say something on standard error. Where nobody listens, no work is lost for that."""
+    try:
+        click.echo(line, err=True)
+    except OSError:  # a closed pipe, a full disk; what waits in the buffer goes nowhere then
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), sys.stderr.fileno())
+
+
+def echo_json(value: Any) -> None:
+    """Print JSON that can be read wherever it goes: in plain ASCII unless that takes UTF-8."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    is_utf8 = codecs.lookup(encoding).name == "utf-8"
+    click.echo(json.dumps(value, ensure_ascii=not is_utf8, indent=1))
 
 
 def set_up_logging(verbose: int, *, quiet: bool) -> None:
@@ -90,7 +109,7 @@ def load_voice(model: str, *, quiet: bool) -> Any:
 
     register()
     if is_folder(model):
-        return LlasaVoice.from_folder(Path(model).expanduser())
+        return LlasaVoice.from_folder(folder_of(model))
     manager = TTSModelManager()
     info = find_entry(manager, model)
     if cached_bundle(info) is None:
@@ -101,6 +120,14 @@ def load_voice(model: str, *, quiet: bool) -> Any:
 def is_folder(model: str) -> bool:
     """Whether a model's name is meant as a folder, and not as a voice id."""
     return model.startswith((".", "/", "~")) or Path(model).is_dir()
+
+
+def folder_of(model: str) -> Path:
+    """The folder that a model's name means; it may not be there."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # "~somebody" who does not exist
+        return Path(model)
 
 
 def find_entry(manager: Any, voice_id: str) -> Any:

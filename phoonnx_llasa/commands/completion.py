@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from phoonnx_llasa.commands.common import BUILT_IN, is_folder
+from phoonnx_llasa.commands.common import BUILT_IN, folder_of, is_folder
 from phoonnx_llasa.errors import LlasaError
 
 _COMMAND: Final = "phoonnx-llasa"
@@ -56,11 +57,7 @@ def complete_voice(
 ) -> list[CompletionItem]:
     """The presets of the model that is named so far, as far as its files are here."""
     model = context.params.get("model") or os.environ.get("PHOONNX_LLASA_MODEL") or BUILT_IN
-    try:
-        names = _preset_names(str(model))
-    except (LlasaError, OSError, ValueError):
-        names = set()  # whoever speaks with it will be told
-    return _beginning_with(incomplete, names | {"none"})
+    return _beginning_with(incomplete, {*_preset_names(str(model)), "none"})
 
 
 def _beginning_with(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
@@ -76,25 +73,26 @@ def _index() -> dict[str, dict[str, Any]]:
     return index
 
 
-def _preset_names(model: str) -> set[str]:
-    from phoonnx_llasa.files import is_file
+def _preset_names(model: str) -> Iterator[str]:
+    """Whatever can be read; of the rest, whoever speaks with it will be told."""
     from phoonnx_llasa.user_voices import user_voices_file
 
-    names: set[str] = set()
-    voices, codec = _files(model)
-    if voices is not None:
-        names |= _names_in(voices)
-    if codec is not None and is_file(own := user_voices_file(codec)):
-        names |= _names_in(own)
-    return names
+    with suppress(LlasaError, OSError):
+        voices, codec = _files(model)
+        if voices is not None:
+            yield from _names_in(voices)
+        if codec is not None:
+            yield from _names_in(user_voices_file(codec))
 
 
-def _names_in(voices: Path) -> set[str]:
+def _names_in(voices: Path) -> Iterator[str]:
     from phoonnx_llasa.files import read_json
 
-    data = read_json(voices)
-    presets = data.get("presets") if isinstance(data, dict) else None
-    return set(presets) if isinstance(presets, dict) else set()
+    with suppress(LlasaError):
+        data = read_json(voices)
+        presets = data.get("presets") if isinstance(data, dict) else None
+        # Others are no preset's; the terminal would do what control characters say.
+        yield from filter(str.isprintable, presets if isinstance(presets, dict) else ())
 
 
 def _files(model: str) -> tuple[Path | None, Path | None]:
@@ -102,7 +100,7 @@ def _files(model: str) -> tuple[Path | None, Path | None]:
     if is_folder(model):
         from phoonnx_llasa.bundle import open_bundle
 
-        bundle = open_bundle(Path(model).expanduser())
+        bundle = open_bundle(folder_of(model))
         return bundle.voices, bundle.codec
     entry = _index().get(model, {})
     urls = entry.get("aux_model_urls", {})

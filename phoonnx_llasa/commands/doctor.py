@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phoonnx_llasa.commands.common import logging_options, only_sound_on_stdout, set_up_logging
+from phoonnx_llasa.commands.common import (
+    echo_json,
+    logging_options,
+    only_sound_on_stdout,
+    set_up_logging,
+    tell,
+)
 
 if TYPE_CHECKING:
     from phoonnx_llasa.commands.checks import Finding
@@ -42,7 +47,7 @@ def doctor(as_json: bool, quick: bool, quiet: bool, verbose: int) -> None:
     broken = [finding for finding in findings if finding.status == "error"]
     if as_json:
         report = {"healthy": not broken, "findings": [_plain(asdict(f)) for f in findings]}
-        click.echo(json.dumps(report, ensure_ascii=False, indent=1))
+        echo_json(report)
     else:
         _print(findings, quiet=quiet)
     if broken:
@@ -53,7 +58,7 @@ def _try_logging(verbose: int, *, quiet: bool) -> None:
     try:
         set_up_logging(verbose, quiet=quiet)
     except Exception as error:  # noqa: BLE001  (a package that is broken is what we are here for)
-        click.echo(f"warning: {error}", err=True)
+        tell(f"warning: {error}")
 
 
 def _print(findings: list[Finding], *, quiet: bool) -> None:

@@ -12,6 +12,7 @@ from phoonnx_llasa.commands.common import (
     logging_options,
     only_sound_on_stdout,
     set_up_logging,
+    tell,
 )
 from phoonnx_llasa.commands.completion import complete_model
 from phoonnx_llasa.errors import BundleError, UnsupportedError
@@ -123,9 +124,9 @@ def remove(voice_id: str, yes: bool, quiet: bool, verbose: int) -> None:
         plan = downloads.plan_removal(info, manager)
         freed = downloads.human_bytes(plan.freed)
         if not yes:
-            click.echo(f"{len(plan.paths)} files, {freed}, in {plan.paths[0].parent}", err=True)
+            tell(f"{len(plan.paths)} files, {freed}, in {plan.paths[0].parent}")
             if plan.others:
-                click.echo(f"The same files are: {', '.join(plan.others)}", err=True)
+                tell(f"The same files are: {', '.join(plan.others)}")
             click.confirm(f"Delete {voice_id}?", abort=True, err=True)
         downloads.remove(info, manager)
     _tell(f"{voice_id} is removed, {freed} are free again", quiet=quiet)
@@ -142,4 +143,4 @@ def _voice_id(model: str, what: str) -> str:
 
 def _tell(line: str, *, quiet: bool) -> None:
     if not quiet:
-        click.echo(line, err=True)
+        tell(line)

@@ -90,7 +90,7 @@ class FileNames:
             number = self._numbers[stem] = self._numbers.get(stem, 0) + 1
             name = f"{stem}{'' if number == 1 else f'-{number}'}{self._suffix}"
             path = self._folder / name
-            if name.casefold() not in self._used and (self._force or not os.path.lexists(path)):
+            if name.casefold() not in self._used and self._is_free(path):
                 self._used.add(name.casefold())
                 return path
 
@@ -110,7 +110,14 @@ class FileNames:
         path = self._folder / name
         if name.casefold() in self._used:
             raise InputError(place, f"output {name!r} is another sound's of this run already")
-        if not self._force and os.path.lexists(path):
-            raise InputError(place, f"{path} exists; --force replaces it")
+        if not self._is_free(path):
+            hint = "is a folder" if path.is_dir() else "exists; --force replaces it"
+            raise InputError(place, f"{path} {hint}")
         self._used.add(name.casefold())
         return path
+
+    def _is_free(self, path: Path) -> bool:
+        """Whether a file may take this name: no folder is ever replaced."""
+        if not os.path.lexists(path):
+            return True
+        return self._force and (path.is_symlink() or not path.is_dir())

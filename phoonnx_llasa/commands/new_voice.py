@@ -19,6 +19,7 @@ from phoonnx_llasa.commands.common import (
     logging_options,
     only_sound_on_stdout,
     set_up_logging,
+    tell,
 )
 from phoonnx_llasa.commands.completion import complete_model
 from phoonnx_llasa.errors import ParameterError, PresetError
@@ -26,7 +27,7 @@ from phoonnx_llasa.errors import ParameterError, PresetError
 if TYPE_CHECKING:
     from phoonnx_llasa.bundle import Bundle
     from phoonnx_llasa.candidates import Candidate
-    from phoonnx_llasa.presets import Preset, Voices
+    from phoonnx_llasa.presets import Preset
     from phoonnx_llasa.synthesis import Synthesizer
 
 _FIRST_SEED: Final = 1
@@ -129,18 +130,24 @@ def new_voice(
     amount = count or (_USUAL_COUNT if seed is None else 1)
     if choose is not None and choose > amount:
         raise click.BadParameter(f"there are {amount} candidates", param_hint="--choose")
+    first_seed = _FIRST_SEED if seed is None else seed
+    if first_seed + amount - 1 > _LARGEST_SEED:
+        raise click.BadParameter("the last seed would be too large", param_hint="--seed")
+    _check_words(name, str(text if from_clip is None else transcript), lang)
     with only_sound_on_stdout():
         set_up_logging(verbose, quiet=quiet)
         if from_clip is not None:
             bundle = find_bundle(model)
-            _check(name, str(transcript), lang := lang or _language(model, bundle), bundle, force)
+            _check_free(name, bundle, force)
+            lang = _language(model, bundle) if lang is None else lang
             preset = _from_clip(name, from_clip, str(transcript), lang, bundle, i_have_consent)
         else:
             synthesizer: Synthesizer = load_voice(model, quiet=quiet).synthesizer
             bundle = synthesizer.bundle
-            _check(name, str(text), lang := lang or _language(model, bundle), bundle, force)
+            _check_free(name, bundle, force)
+            lang = _language(model, bundle) if lang is None else lang
             audition = _Audition(name, str(text), lang, model, synthesizer, quiet=quiet)
-            audition.speak(_FIRST_SEED if seed is None else seed, amount, out)
+            audition.speak(first_seed, amount, out)
             chosen = audition.choose(choose)
             if chosen is None:
                 return
@@ -170,7 +177,7 @@ def remove_voice(name: str, yes: bool, model: str, quiet: bool, verbose: int) ->
             click.confirm(f"Delete your preset {name!r}?", abort=True, err=True)
         path = remove_preset(codec, name)
     if not quiet:
-        click.echo(f"{name!r} is deleted from {path}", err=True)
+        tell(f"{name!r} is deleted from {path}")
 
 
 class _Audition:
@@ -192,8 +199,6 @@ class _Audition:
         from phoonnx_llasa.candidates import speak_candidate
         from phoonnx_llasa.commands.names import slug
 
-        if first_seed + count - 1 > _LARGEST_SEED:
-            raise click.BadParameter("the last seed would be too large", param_hint="--seed")
         if folder is None and count > 1:
             folder = Path(f"{slug(self._name)}-candidates")
         if folder is not None:
@@ -277,7 +282,7 @@ class _Audition:
 
     def _tell(self, line: str) -> None:
         if not self._quiet:
-            click.echo(line, err=True)
+            tell(line)
 
 
 def _from_clip(
@@ -321,28 +326,35 @@ def _from_clip(
     )
 
 
-def _check(name: str, text: str, lang: str, bundle: Bundle, force: bool) -> None:
-    """Find what is wrong with a new preset before anything is spoken for it.
+def _check_words(name: str, text: str, lang: str | None) -> None:
+    """Find what is wrong with a new preset before a model is loaded or downloaded for it.
 
     Raises:
-        PresetError: name or text cannot be used, or the name is taken.
+        PresetError: name or text cannot be used.
         ParameterError: the language is no tag.
     """
     from phoonnx_llasa.presets import make_preset
+
+    make_preset(name, text=text, lang="", codes=(0,), num_codes=1)
+    if name != name.strip() or name in _RESERVED:
+        raise PresetError(name, "a name has no spaces around it and is not 'default'")
+    if lang is not None and not _TAG.fullmatch(lang):
+        raise ParameterError("lang", lang, "a language tag such as en or zh-CN")
+
+
+def _check_free(name: str, bundle: Bundle, force: bool) -> None:
+    """Whether a new preset may have this name.
+
+    Raises:
+        PresetError: a preset has it.
+    """
     from phoonnx_llasa.prompt import SpeechTokenizer
     from phoonnx_llasa.user_voices import bundle_voices
 
+    if force:
+        return
     num_codes = SpeechTokenizer(bundle.tokenizer, bundle.config.num_codes).num_codes
-    make_preset(name, text=text, lang=lang, codes=(0,), num_codes=num_codes)
-    if name != name.strip() or name in _RESERVED:
-        raise PresetError(name, "a name has no spaces around it and is not 'default'")
-    if not _TAG.fullmatch(lang):
-        raise ParameterError("lang", lang, "a language tag such as en or zh-CN")
-    if not force:
-        _check_free(name, bundle_voices(bundle, num_codes=num_codes).now())
-
-
-def _check_free(name: str, voices: Voices) -> None:
+    voices = bundle_voices(bundle, num_codes=num_codes).now()
     if name in voices.own:
         raise PresetError(name, "you have a preset of this name already; --force replaces it")
     if name in voices.presets:
@@ -357,8 +369,8 @@ def _save(preset: Preset, bundle: Bundle, model: str, *, force: bool, quiet: boo
     path = save_preset(bundle.codec, preset, replace_own=force)
     if not quiet:
         words = ["phoonnx-llasa", "say", "--model", model, "--voice", preset.name, "Hello."]
-        click.echo(f"{preset.name!r} is saved in {path}", err=True)
-        click.echo(f"to hear it: {shlex.join(words)}", err=True)
+        tell(f"{preset.name!r} is saved in {path}")
+        tell(f"to hear it: {shlex.join(words)}")
 
 
 def _language(model: str, bundle: Bundle) -> str:

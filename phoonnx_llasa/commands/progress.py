@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
+from phoonnx_llasa.commands.common import tell
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Display:
         """Print a line that stays."""
         if self._bar is not None:
             self._bar.clear()
-        click.echo(line, err=True)
+        tell(line)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from phoonnx_llasa.commands.common import (
     logging_options,
     only_sound_on_stdout,
     set_up_logging,
+    tell,
 )
 from phoonnx_llasa.commands.completion import complete_model, complete_voice
 from phoonnx_llasa.commands.requests import (
@@ -223,7 +224,7 @@ def _requests(
         if sys.stdin is None:
             raise click.UsageError("there is no text and no standard input to read it from")
         if sys.stdin.isatty() and not quiet:
-            click.echo("Reading the text from the terminal; Ctrl-D ends it.", err=True)
+            tell("Reading the text from the terminal; Ctrl-D ends it.")
     return _read(sources, given, plan)
 
 

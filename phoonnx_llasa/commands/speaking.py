@@ -121,6 +121,8 @@ class _Run:
             self._speak(request, request.parts, sink, tally)
 
         self._attempt(requests, speak)
+        if self._failures and not tally.samples:  # what was in the file is worth more
+            raise InputError(title, "there is none: no text could be spoken")
         self._tell(name, tally, "")
         return self._failures
 

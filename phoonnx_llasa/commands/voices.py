@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from phoonnx_llasa.commands.common import (
+    echo_json,
     find_bundle,
     logging_options,
     only_sound_on_stdout,
     set_up_logging,
+    tell,
 )
 from phoonnx_llasa.commands.completion import complete_model
 
@@ -54,8 +55,11 @@ def voices(model: str | None, as_json: bool, quiet: bool, verbose: int) -> None:
         else:
             rows, entries, problems = _presets(model, find_bundle(model))
     for problem in problems:
-        click.echo(f"warning: {problem}", err=True)
-    click.echo(json.dumps(entries, ensure_ascii=False, indent=1) if as_json else _table(rows))
+        tell(f"warning: {problem}")
+    if as_json:
+        echo_json(entries)
+    else:
+        click.echo(_table(rows))
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

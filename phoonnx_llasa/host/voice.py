@@ -192,11 +192,15 @@ class LlasaVoice(TTSVoice):  # type: ignore[misc]
         before it are spoken; let each begin with a new paragraph.
 
         Raises:
-            ParameterError: an extra parameter cannot be used; a part, when its turn comes.
+            ParameterError: the parts are a single string, or an extra parameter cannot be used;
+                a part that cannot be used, when its turn comes.
             UnknownPresetError: the preset does not exist, or is broken.
             PromptTooLongError: preset and text do not fit into the context.
             UnsupportedError: a clip to clone, or a text that is not plain text.
         """
+        if isinstance(parts, str) or not isinstance(parts, Iterable):
+            # a string's parts are its letters, and that is how it would sound
+            raise ParameterError("parts", parts, "an iterable of strings, as in [text]")
         wanted = syn_config or SynthesisConfig()
         self._refuse_unsupported(wanted)
         prepared = (self._prepared(part, wanted) for part in parts)
