@@ -62,8 +62,8 @@ def test_template_words_in_a_text_are_characters(tokenizer) -> None:
         assert read(tokenizer, text) == text
 
 
-def test_it_has_a_calm_and_a_lively_preset_of_its_own_making(voice: Synthesizer) -> None:
-    assert set(voice.voices.presets) == {"calm", "lively"}
+def test_it_has_presets_of_its_own_making(voice: Synthesizer) -> None:
+    assert set(voice.voices.presets) == {"calm", "lively", "story"}
     assert voice.voices.default_voice == "calm"
     for preset in voice.voices.presets.values():
         assert preset.synthetic

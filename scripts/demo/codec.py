@@ -301,11 +301,13 @@ def train(arguments: argparse.Namespace) -> None:  # noqa: PLR0915 (one loop)
         codec.load_state_dict(state["codec"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
-    batches = crops(*read_teacher(arguments.teacher, arguments.shards), arguments.batch, 64, rng)
+    batches = crops(
+        *read_teacher(arguments.teacher, arguments.shards), arguments.batch, arguments.frames, rng
+    )
     pairs = None
     if arguments.pairs:
         with np.load(arguments.pairs) as data:
-            pairs = crops(data["pcm"], data["codes"], arguments.batch, 64, rng)
+            pairs = crops(data["pcm"], data["codes"], arguments.batch, arguments.frames, rng)
     used = torch.zeros(NUM_CODES)
     totals: list[list[float]] = []
     for step in range(first, arguments.steps):
@@ -349,6 +351,18 @@ def train(arguments: argparse.Namespace) -> None:  # noqa: PLR0915 (one loop)
             )
 
 
+def keep_phases(codec: Codec) -> None:
+    """The decoder's head in float32 whatever autocast says: half precision blurs its phases."""
+    head = codec.decoder.head
+    forward = head.forward
+
+    def precise(hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return forward(hidden.float())
+
+    head.forward = precise
+
+
 def polish(arguments: argparse.Namespace) -> None:  # noqa: PLR0915 (one loop)
     """Decoder only, with a discriminator: the codes stay what they are."""
     torch.manual_seed(arguments.seed)
@@ -358,6 +372,7 @@ def polish(arguments: argparse.Namespace) -> None:  # noqa: PLR0915 (one loop)
     codec.requires_grad_(False)
     codec.decoder.requires_grad_(True)
     codec.quantizer.project_out.requires_grad_(True)
+    keep_phases(codec)
     parameters = [p for p in codec.parameters() if p.requires_grad]
     made_by = torch.optim.AdamW(parameters, lr=arguments.rate, betas=(0.8, 0.98), weight_decay=1e-4)
     judged_by = torch.optim.AdamW(judge.parameters(), lr=4e-4, betas=(0.8, 0.98))
@@ -369,7 +384,9 @@ def polish(arguments: argparse.Namespace) -> None:  # noqa: PLR0915 (one loop)
         made_by.load_state_dict(state["made_by"])
         judged_by.load_state_dict(state["judged_by"])
         first = state["step"]
-    batches = crops(*read_teacher(arguments.teacher, arguments.shards), arguments.batch, 64, rng)
+    batches = crops(
+        *read_teacher(arguments.teacher, arguments.shards), arguments.batch, arguments.frames, rng
+    )
     totals: list[list[float]] = []
     for step in range(first, arguments.steps):
         for group in made_by.param_groups:
@@ -404,7 +421,7 @@ def polish(arguments: argparse.Namespace) -> None:  # noqa: PLR0915 (one loop)
         total.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         made_by.step()
-        totals.append([float(spectral), float(judged)])
+        totals.append([float(spectral.detach()), float(judged.detach())])
         if (step + 1) % 50 == 0:
             print(step + 1, np.mean(totals, 0).round(4).tolist(), flush=True)
             totals = []
@@ -454,6 +471,7 @@ def main() -> None:
     parser.add_argument("codes", type=Path, nargs="?")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--frames", type=int, default=64, help="length of a window, 20 ms each")
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

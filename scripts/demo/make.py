@@ -3,9 +3,10 @@
     python -m scripts.demo.make work/ --first-voice first_voice_fp16.npz
     python -m scripts.demo.make work/                      # from nothing
 
-The first form is how the shipped weights came about (see docs/demo-voice.md): decoder and language
-model go on from the first voice. The second needs nothing but the text and the teacher, and more
-steps. Stop it when you like and start it again: stages keep checkpoints.
+The first form is how the shipped weights came about, but for the restarts of their language model
+(see docs/demo-voice.md): decoder and language model go on from the first voice. The second needs
+nothing but the text and the teacher, and more steps. Stop it when you like and start it again:
+stages keep checkpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Steps:
     decay_from: int
 
 
-CONTINUED = Steps(pairs=300, codec=900, polish=0, lm=1400, decay_from=750)
+CONTINUED = Steps(pairs=300, codec=900, polish=1200, lm=3800, decay_from=1925)
 """What the shipped voice was given on top of the first voice."""
 FROM_NOTHING = Steps(pairs=0, codec=2500, polish=1500, lm=6000, decay_from=3000)
 """Extrapolated: the first voice took 2,500 steps of its language model."""
@@ -45,6 +46,7 @@ def stages(work: Path, scowl: Path, first_voice: Path | None, lines: int) -> lis
     ]
     begin = []
     from_voice = ["--steps", str(steps.lm), "--decay-from", str(steps.decay_from)]
+    from_voice += ["--rate", "1.5e-3", "--muon", "0.015", "--warm", "40"]
     if first_voice:
         pairs = str(work / "pairs.npz")
         commands.append(["pairs", str(first_voice), pairs, "--scowl", str(scowl)])
@@ -55,17 +57,19 @@ def stages(work: Path, scowl: Path, first_voice: Path | None, lines: int) -> lis
         ["codec", "train", teacher, codec, "--steps", str(steps.codec), *begin],
         ["codec", "encode", teacher, codec, codes],
     ]
-    final = codec
+    final, voice = codec, str(work / "voice_fp16.npz")
+    silent, bundle = str(work / "silent"), str(work / "bundle")
     if steps.polish:
         final = str(work / "polished.pt")
-        commands.append(
-            ["codec", "polish", teacher, final, "--init", codec, "--steps", str(steps.polish)]
-        )
+        polish = ["--init", codec, "--steps", str(steps.polish), "--judge-from", "60"]
+        polish += ["--rate", "5e-4", "--batch", "8", "--frames", "32"]
+        commands.append(["codec", "polish", teacher, final, *polish])
     commands += [
         ["lm", teacher, codes, lm, *from_voice],
-        ["weights", lm, final, str(work / "voice_fp16.npz")],
-        ["make_bundle", "--weights", str(work / "voice_fp16.npz"), "--out", str(work / "bundle")],
-        ["presets", str(work / "bundle")],
+        ["weights", lm, final, voice],
+        ["make_bundle", "--weights", voice, "--out", silent],
+        ["presets", silent],
+        ["make_bundle", "--weights", voice, "--voices", f"{silent}/voices.json", "--out", bundle],
         [
             "evaluate",
             "--work",
@@ -73,7 +77,7 @@ def stages(work: Path, scowl: Path, first_voice: Path | None, lines: int) -> lis
             "--codec",
             final,
             "--bundle",
-            str(work / "bundle"),
+            bundle,
             "--out",
             str(work / "results.json"),
         ],
@@ -87,7 +91,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="folder for everything that is made")
     parser.add_argument("--scowl", type=Path, default=Path("/usr/share/dict/scowl"))
     parser.add_argument("--first-voice", type=Path, help="weights to go on from")
-    parser.add_argument("--lines", type=int, default=8000, help="lines that the teacher speaks")
+    parser.add_argument("--lines", type=int, default=20000, help="lines that the teacher speaks")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     for module, *options in stages(

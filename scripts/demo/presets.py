@@ -36,6 +36,7 @@ class Wish:
 WISHES = (
     Wish("calm", "The garden is very quiet in the evening.", 0.4),
     Wish("lively", "Hello there, it is so good to see you!", 0.8),
+    Wish("story", "Once upon a time there was a little house by the sea.", 0.6),
 )
 
 
