@@ -114,41 +114,55 @@ class JoinedVoices:
         self._lock = threading.Lock()
         self._stamp: _Stamp | None = None
         self._joined = self._bundles
-        self._path: Path | None = None
+        self._file_name: str | None = None
         try:
-            self._path = user_voices_file(codec)
-        except UserVoicesError as error:
+            self._file_name = f"{codec_fingerprint(codec)}.json"
+        except OSError as error:
             LOG.debug("no presets of the user's own: %s", error)
 
     def now(self) -> Voices:
         """All presets, those included that were made meanwhile."""
-        stamp = self.stamp
+        path = self._path()
+        stamp = None if path is None else _stamp_of(path)
         with self._lock:
             if stamp != self._stamp:
                 self._stamp = stamp
-                self._joined = self._bundles if stamp is None else self._read()
+                self._joined = self._bundles
+                if path is not None and stamp is not None:
+                    self._joined = self._read(path)
             return self._joined
 
     @property
     def stamp(self) -> _Stamp | None:
         """Changes with the user's file; None where there is none."""
-        if self._path is None:
-            return None
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+        path = self._path()
+        return None if path is None else _stamp_of(path)
 
-    def _read(self) -> Voices:
-        assert self._path is not None  # noqa: S101  (it has a stamp)
+    def _path(self) -> Path | None:
+        # Bundles that are loaded are shared by whoever asks, also when the folder is another now.
+        if self._file_name is None:
+            return None
         try:
-            _check_size(self._path)
-            own = self._prepare(read_voices(self._path, num_codes=self._num_codes))
+            return user_voices_folder() / self._file_name
+        except UserVoicesError:
+            return None
+
+    def _read(self, path: Path) -> Voices:
+        try:
+            _check_size(path)
+            own = self._prepare(read_voices(path, num_codes=self._num_codes))
         except BundleError as error:
             LOG.warning("your own voice presets are left out: %s", error)
             return self._bundles
         return _join(self._bundles, own)
+
+
+def _stamp_of(path: Path) -> _Stamp | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def bundle_voices(bundle: Bundle, *, num_codes: int) -> JoinedVoices:
